@@ -1,0 +1,57 @@
+"""The four triangular operations the dense family rests on.
+
+They call LAPACK directly: SciPy's wrappers spend longer on checks than a small matrix needs, and a
+failed factorisation is an ordinary outcome here, told by ``None`` instead of an exception.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dgeqrf, dpotrf, dtrtri, dtrtrs
+
+Array = NDArray[np.float64]
+
+# A pivot this small against its diagonal entry is rounding noise, not information: its
+# reciprocal would be a variance made of nothing.
+_SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
+
+
+def cholesky(matrix: Array) -> Array | None:
+    """Lower factor L with L L' = matrix, or None where the matrix is not positive definite."""
+    factor, info = dpotrf(matrix, lower=1, clean=1)
+    if info != 0:
+        return None
+    pivots = np.square(factor.diagonal())
+    # Written so that NaN fails it too.
+    if not np.all(pivots > _SMALLEST_RELATIVE_PIVOT * matrix.diagonal()) or np.isinf(pivots).any():
+        return None
+    return np.asarray(factor)
+
+
+def solve_lower(factor: Array, right: Array, *, transpose: bool = False) -> Array:
+    """Solve L x = b, or L' x = b with `transpose`, for one or several right-hand sides (d, k)."""
+    solution, _ = dtrtrs(factor, right, lower=1, trans=int(transpose))
+    return np.asarray(solution)
+
+
+def inverse_lower(factor: Array) -> Array:
+    """Inverse of a lower triangular matrix, itself lower triangular."""
+    inverse, _ = dtrtri(factor, lower=1)
+    return np.asarray(inverse)
+
+
+def lower_factor_of_gram(root: Array) -> Array:
+    """Lower factor L with L L' = R' R for a square R, by QR, never forming the product.
+
+    Forming R' R would square the condition number; the factor found here is as accurate as R.
+    """
+    packed, _, _, _ = dgeqrf(root)
+    upper = np.triu(packed)
+    signs = np.where(upper.diagonal() < 0, -1.0, 1.0)
+    return np.asfortranarray((signs[:, None] * upper).T)
+
+
+def symmetrise(matrix: Array) -> Array:
+    """Return (M + M') / 2."""
+    return (matrix + matrix.T) / 2

@@ -1,0 +1,340 @@
+r"""Projected stochastic natural-gradient variational inference: Algorithm 1 of the paper.
+
+.. math::
+
+    \theta_+ &= (1-\eta_t)\,\theta_t + \eta_t\, g^{N_t}(\omega_t) \\
+    \omega_{t+1} &= \mathrm{proj}_C(\omega_+)
+
+An iteration estimates the mean gradient and Hessian under the current Gaussian, mixes them into its
+natural parameter (with a guard on the family's domain) and projects. Estimator, guard, projection
+and schedules are parts handed in; the loop knows nothing of them, nor of how the family keeps its
+precision.
+
+Examples
+--------
+A Gaussian target is found in one step of size 1:
+
+>>> import numpy as np
+>>> from pymc_ngvi.estimators import Evaluation
+>>> from pymc_ngvi.families import FullGaussian
+>>> class Quadratic:
+...     dim = 2
+...     precision = np.array([[2.0, 1.0], [1.0, 3.0]])
+...     def log_density(self, draws):
+...         return -0.5 * np.einsum("ni,ij,nj->n", draws - 1, self.precision, draws - 1)
+...     def evaluate(self, draws, curvature):
+...         hessian = np.broadcast_to(-self.precision, (len(draws), 2, 2))
+...         return Evaluation(self.log_density(draws), (1 - draws) @ self.precision, hessian)
+>>> start = FullGaussian.from_mean_covariance([9.0, -9.0], np.eye(2))
+>>> rng = np.random.default_rng(1)
+>>> result = run(Quadratic(), start, n_iterations=1, step_size=1.0, n_samples=2, rng=rng)
+>>> result.q.mean.round(9), result.q.precision.round(9)
+(array([1., 1.]), array([[2., 1.],
+       [1., 3.]]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_ngvi.errors import NGVIError, NonFiniteError
+from pymc_ngvi.estimators import BonnetPrice, Estimate, Estimator
+from pymc_ngvi.families import Gaussian
+from pymc_ngvi.guards import Guard, get_guard
+from pymc_ngvi.projections import Identity, Projection, check_projection
+from pymc_ngvi.schedules import (
+    SampleSchedule,
+    StepSchedule,
+    as_schedule,
+    check_sample_size,
+    check_step_size,
+)
+
+_MOST_RETREATS = 20
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next iteration needs.
+
+    Attributes
+    ----------
+    q : Gaussian
+        Current member of the family.
+    iteration : int
+        Iterations done, and so the t of the next one.
+    evaluations : int
+        Evaluations of the target spent so far.
+    previous : Gaussian or None
+        Member before the last step, to retreat to where the target turns out not to be finite.
+    average : Gaussian or None
+        Running average of the natural parameters, where it was asked for.
+    averaged : int
+        Number of iterates in the average.
+    """
+
+    q: Gaussian
+    iteration: int = 0
+    evaluations: int = 0
+    previous: Gaussian | None = None
+    average: Gaussian | None = None
+    averaged: int = 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """What happened in one iteration.
+
+    Attributes
+    ----------
+    iteration : int
+        Its number t, from 0.
+    elbo, elbo_se : float
+        Estimate of the ELBO, and its standard error, of the member the iteration started from.
+    step_size : float
+        Step size taken (a guard may have shortened the scheduled one).
+    n_samples : int
+        Sample size.
+    kl : float
+        KL divergence of the new member from the old one, in nats.
+    guard_active, projection_active : bool
+        Whether the guard, and the projection, changed the update.
+    retreats : int
+        Times the last step was halved because the target was not finite where it led.
+    evaluations : int
+        Evaluations of the target so far, all iterations.
+    """
+
+    iteration: int
+    elbo: float
+    elbo_se: float
+    step_size: float
+    n_samples: int
+    kl: float
+    guard_active: bool
+    projection_active: bool
+    retreats: int
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of :func:`run`.
+
+    Attributes
+    ----------
+    state : State
+        Last good state.
+    history : list of Info
+        One entry an iteration.
+    status : str
+        "max_iterations", "stopped_by_callback", "interrupted" or "failed".
+    """
+
+    state: State
+    history: list[Info] = field(default_factory=list)
+    status: str = "max_iterations"
+
+    @property
+    def q(self) -> Gaussian:
+        """The fitted Gaussian: the average where one was kept, else the last iterate."""
+        return self.state.q if self.state.average is None else self.state.average
+
+    def trace(self, name: str) -> NDArray[Any]:
+        """One field of :class:`Info` over the iterations, as an array."""
+        return np.array([getattr(info, name) for info in self.history])
+
+
+Callback: TypeAlias = Callable[[State, Info], object]
+
+
+def init(q: Gaussian, projection: Projection | None = None) -> State:
+    """Start from a member of a family, projected onto the constraint set if one is given."""
+    return State(q if projection is None else projection(q))
+
+
+def step(
+    state: State,
+    rng: np.random.Generator,
+    *,
+    target: Any,
+    estimator: Estimator,
+    guard: Guard,
+    projection: Projection,
+    step_size: float,
+    n_samples: int,
+    averaging: bool = False,
+) -> tuple[State, Info]:
+    """One iteration of Algorithm 1: estimate, mix under the guard, project.
+
+    Parameters
+    ----------
+    state : State
+    rng : numpy.random.Generator
+    target : Target or FiniteSum
+        Whatever the estimator evaluates.
+    estimator, guard, projection
+        Parts of the algorithm; see their modules.
+    step_size : float
+        Step size eta_t in (0, 1].
+    n_samples : int
+        Sample size N_t.
+    averaging : bool
+        Also keep the running average of the natural parameters.
+
+    Returns
+    -------
+    State, Info
+    """
+    q, estimate, retreats, wasted = _estimate(state, rng, target, estimator, n_samples)
+    mixed = guard(q, estimate, step_size)
+    projected = projection(mixed.q)
+
+    evaluations = state.evaluations + wasted + estimate.evaluations
+    average, averaged = state.average, state.averaged
+    if averaging:
+        average = (
+            projected if average is None else average.interpolate(projected, 1 / (averaged + 1))
+        )
+        averaged += 1
+    info = Info(
+        iteration=state.iteration,
+        elbo=estimate.elbo,
+        elbo_se=estimate.elbo_se,
+        step_size=mixed.step_size,
+        n_samples=n_samples,
+        kl=projected.kl(q),
+        guard_active=mixed.active,
+        projection_active=projected is not mixed.q,
+        retreats=retreats,
+        evaluations=evaluations,
+    )
+    return State(projected, state.iteration + 1, evaluations, q, average, averaged), info
+
+
+def run(
+    target: Any,
+    start: Gaussian | State,
+    *,
+    n_iterations: int,
+    step_size: float | StepSchedule,
+    n_samples: int | SampleSchedule,
+    rng: np.random.Generator,
+    estimator: Estimator | None = None,
+    guard: str | Guard = "lin",
+    projection: Projection | None = None,
+    averaging: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> Result:
+    """Run Algorithm 1 for a number of iterations, exactly as given.
+
+    Parameters
+    ----------
+    target : Target or FiniteSum
+        Log density with derivatives, or a sum of terms where the estimator is
+        :class:`~pymc_ngvi.subsampling.Subsampling`.
+    start : Gaussian or State
+        Where to start; a state goes on from where it was.
+    n_iterations : int
+        Iterations to run.
+    step_size, n_samples
+        A number, or a callable of the iteration t.
+    rng : numpy.random.Generator
+        Source of all randomness.
+    estimator : Estimator
+        Default :class:`~pymc_ngvi.estimators.BonnetPrice`.
+    guard : {"lin", "backtrack", "none"} or callable
+        What to do with an update that leaves the domain.
+    projection : callable
+        Bregman projection; none by default.
+    averaging : bool
+        Keep the running average of the natural parameters, and return it as `Result.q`.
+    callbacks : iterable of callables
+        Each is called with the new state and the info; raising `StopIteration` ends the run.
+
+    Returns
+    -------
+    Result
+        An interrupt (Ctrl-C) returns the last good state with status "interrupted". An error
+        carries the same, with status "failed", on its `result` attribute.
+    """
+    estimator = BonnetPrice() if estimator is None else estimator
+    projection = Identity() if projection is None else projection
+    sizes, counts = as_schedule(step_size, "step_size"), as_schedule(n_samples, "n_samples")
+    chosen_guard = get_guard(guard, projection)
+    callbacks = list(callbacks)
+    q, first = (start.q, start.iteration) if isinstance(start, State) else (start, 0)
+    check_projection(projection, type(q))
+    last = first + check_sample_size(n_iterations, first, name="n_iterations") - 1
+    for t in (first, last):  # the rest of the schedule is checked as it is used
+        check_step_size(sizes(t), t)
+        check_sample_size(counts(t), t)
+
+    state = start if isinstance(start, State) else init(q, projection)
+    history: list[Info] = []
+    status = "max_iterations"
+    try:
+        for t in range(first, last + 1):
+            state, info = step(
+                state,
+                rng,
+                target=target,
+                estimator=estimator,
+                guard=chosen_guard,
+                projection=projection,
+                step_size=check_step_size(sizes(t), t),
+                n_samples=check_sample_size(counts(t), t),
+                averaging=averaging,
+            )
+            history.append(info)
+            if _wants_to_stop(callbacks, state, info):
+                status = "stopped_by_callback"
+                break
+    except KeyboardInterrupt:
+        status = "interrupted"
+    except Exception as error:
+        if isinstance(error, NGVIError):
+            error.args = (f"iteration {state.iteration}: {error}", *error.args[1:])
+        error.result = Result(state, history, "failed")  # type: ignore[attr-defined]
+        raise
+    return Result(state, history, status)
+
+
+def _wants_to_stop(callbacks: Iterable[Callback], state: State, info: Info) -> bool:
+    try:
+        for callback in callbacks:
+            callback(state, info)
+    except StopIteration:
+        return True
+    return False
+
+
+def _estimate(
+    state: State,
+    rng: np.random.Generator,
+    target: Any,
+    estimator: Estimator,
+    n_samples: int,
+) -> tuple[Gaussian, Estimate, int, int]:
+    """Estimate at the current member, halving the step that led to it while it is not finite."""
+    q, wasted = state.q, 0
+    for retreats in range(_MOST_RETREATS + 1):
+        try:
+            return q, estimator(target, q, n_samples, rng), retreats, wasted
+        except NonFiniteError as error:
+            wasted += error.evaluations
+            if state.previous is None or retreats == _MOST_RETREATS:
+                where = (
+                    "at the start"
+                    if state.previous is None
+                    else f"however short the last step was made ({retreats} halvings)"
+                )
+                message = f"{error} {where}; start closer to the mode, or with smaller variances"
+                raise NonFiniteError(message, error.draws, wasted) from error
+            q = state.previous.interpolate(q, 0.5)
+    raise AssertionError("unreachable")

@@ -1,0 +1,50 @@
+"""Errors of the package: each says what went wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class NGVIError(Exception):
+    """Base class of the errors raised while fitting.
+
+    Attributes
+    ----------
+    result : Result or None
+        What had been fitted when the error was raised, filled in by
+        :func:`pymc_ngvi.algorithm.run`, so that a late failure never loses the work before it.
+    """
+
+    result: Any = None
+
+
+class DomainError(NGVIError):
+    """An update left the family's domain: the new precision is not positive definite."""
+
+
+class NonFiniteError(NGVIError):
+    """The target returned a non-finite log density, gradient or Hessian.
+
+    Parameters
+    ----------
+    message : str
+        What was met and where.
+    draws : array, (k, d)
+        The draws at which it happened.
+    evaluations : int
+        How many evaluations of the target were spent before giving up.
+    """
+
+    def __init__(self, message: str, draws: NDArray[np.float64], evaluations: int = 0) -> None:
+        super().__init__(message)
+        self.draws = draws
+        self.evaluations = evaluations
+
+
+class ScheduleError(NGVIError, ValueError):
+    """A step size outside (0, 1], or a sample size that is no positive integer."""

@@ -1,0 +1,217 @@
+r"""Estimators of the mean gradient and Hessian of a log density under a Gaussian.
+
+With f the log density, both the Bonnet-Price and the Stein estimator give
+
+.. math:: g \approx E_q[\nabla f(X)], \qquad H \approx E_q[\nabla^2 f(X)],
+
+from which the paper's :math:`g^N(\omega) = (g - H\mu, H/2)`, an unbiased estimate of
+:math:`\nabla_\omega E_q[f(X)]`, follows. The families' `mix` takes g and H as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_ngvi.errors import NonFiniteError
+from pymc_ngvi.families import Gaussian, standard_normal
+
+Array = NDArray[np.float64]
+
+# Hessians are evaluated in blocks of about this many numbers (32 MiB), then summed.
+_BLOCK_SIZE = 2**22
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The target at n draws.
+
+    Attributes
+    ----------
+    log_density : array, (n,)
+    gradient : array, (n, d)
+    hessian : array or None
+        (n, d, d) where the full Hessian was asked for, (n, d) for its diagonal, None for neither.
+    """
+
+    log_density: Array
+    gradient: Array
+    hessian: Array | None
+
+
+class Target(Protocol):
+    """A log density with derivatives, up to a constant, on all of R^d."""
+
+    @property
+    def dim(self) -> int:
+        """Number of components d."""
+
+    def log_density(self, draws: Array) -> Array:
+        """Log density (n,) at draws (n, d)."""
+
+    def evaluate(self, draws: Array, curvature: str) -> Evaluation:
+        """All of it at draws (n, d); `curvature` is "full", "diagonal" or "none"."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean gradient and Hessian under a Gaussian, with the ELBO seen on the way.
+
+    Attributes
+    ----------
+    gradient : array, (d,)
+    hessian : array
+        In the family's representation, symmetric.
+    elbo : float
+        Mean of log p - log q over the draws: higher is better.
+    elbo_se : float
+        Its standard error; NaN where a single draw gives none.
+    evaluations : int
+        Evaluations of the target spent.
+    """
+
+    gradient: Array
+    hessian: Array
+    elbo: float
+    elbo_se: float
+    evaluations: int
+
+
+class Estimator(Protocol):
+    """Estimate the mean gradient and Hessian of a target under q from n samples."""
+
+    def __call__(
+        self, target: Any, q: Gaussian, n_samples: int, rng: np.random.Generator
+    ) -> Estimate:
+        """Estimate from n fresh samples."""
+
+
+class _DrawsEstimator:
+    """An estimator that evaluates the target at draws from q.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs mean + e, mean - e. Odd functions of e then cancel exactly, and the estimate
+        is exact on a Gaussian target. An odd number of draws leaves one unpaired.
+    """
+
+    def __init__(self, *, antithetic: bool = True) -> None:
+        self.antithetic = antithetic
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(antithetic={self.antithetic})"
+
+    def __call__(
+        self, target: Target, q: Gaussian, n_samples: int, rng: np.random.Generator
+    ) -> Estimate:
+        z = standard_normal(n_samples, q.dim, rng, antithetic=self.antithetic)
+        return self.at(target, q, z)
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
+        """Estimate from given standard normal rows z (n, d): common draws for comparing members."""
+        raise NotImplementedError
+
+    def _elbo(self, log_ratio: Array) -> tuple[float, float]:
+        """Mean and standard error of log p - log q, in which a pair counts as one observation."""
+        half = (len(log_ratio) + 1) // 2
+        if self.antithetic and len(log_ratio) > 1:
+            pairs = log_ratio[:half].copy()
+            paired = len(log_ratio) - half
+            pairs[:paired] = (pairs[:paired] + log_ratio[half:]) / 2
+        else:
+            pairs = log_ratio
+        n = len(pairs)
+        spread = float(pairs.std(ddof=1)) / np.sqrt(n) if n > 1 else np.nan
+        return float(log_ratio.mean()), float(spread)
+
+
+class BonnetPrice(_DrawsEstimator):
+    r"""Gradients and exact Hessians of the log density, averaged over draws from q.
+
+    .. math:: g = \frac1N\sum_n \nabla f(X_n), \quad
+              H = \frac1N\sum_n \nabla^2 f(X_n), \quad X_n \sim q
+
+    The diagonal families need, and ask for, the Hessian's diagonal only.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs (default); False gives the plain draws of the paper.
+    """
+
+    name: ClassVar[str] = "bonnet-price"
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+        n = z.shape[0]
+        draws = q.unwhiten(z)
+        log_density = np.empty(n)
+        gradient = np.zeros(q.dim)
+        hessian = np.zeros_like(q.precision)
+        block = max(1, _BLOCK_SIZE // hessian.size)
+        for start in range(0, n, block):
+            part = slice(start, min(start + block, n))
+            evaluation = target.evaluate(draws[part], q.curvature)
+            assert evaluation.hessian is not None, "the target gave no Hessian"
+            sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
+            if not _all_finite(evaluation.log_density, *sums):
+                raise _non_finite(evaluation, draws[part], part.stop)
+            log_density[part] = evaluation.log_density
+            gradient += sums[0]
+            hessian += sums[1]
+        hessian /= n
+        if hessian.ndim == 2:
+            hessian = (hessian + hessian.T) / 2
+        elbo, elbo_se = self._elbo(log_density - q.log_density_whitened(z))
+        return Estimate(gradient / n, hessian, elbo, elbo_se, n)
+
+
+class Stein(_DrawsEstimator):
+    r"""Mean Hessian from gradients alone, for targets that have no second derivatives.
+
+    .. math:: H = -P + \mathrm{sym}\Bigl(L\, \frac1N\sum_n z_n r_n'\Bigr), \quad
+              r_n = \nabla f(x_n) + L z_n, \quad x_n = \mu + L^{-\top} z_n
+
+    The residual r is the gradient of log p - log q: it vanishes where q is the target, and the
+    variance with it. About 5 d draws or more are needed for a useful full Hessian.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs (default).
+    """
+
+    name: ClassVar[str] = "stein"
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+        draws = q.unwhiten(z)
+        evaluation = target.evaluate(draws, "none")
+        if not _all_finite(evaluation.log_density, evaluation.gradient):
+            raise _non_finite(evaluation, draws, len(draws))
+        residual = evaluation.gradient - q.score_whitened(z)
+        elbo, elbo_se = self._elbo(evaluation.log_density - q.log_density_whitened(z))
+        hessian = q.stein_hessian(z, residual)
+        return Estimate(residual.mean(axis=0), hessian, elbo, elbo_se, len(z))
+
+
+def _all_finite(*arrays: Array) -> bool:
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+def _non_finite(evaluation: Evaluation, draws: Array, evaluations: int) -> NonFiniteError:
+    parts = {"log density": evaluation.log_density, "gradient": evaluation.gradient}
+    if evaluation.hessian is not None:
+        parts["Hessian"] = evaluation.hessian
+    n = len(draws)
+    finite = {what: np.isfinite(array.reshape(n, -1)).all(axis=1) for what, array in parts.items()}
+    bad = ~np.logical_and.reduce(list(finite.values()))
+    if not bad.any():
+        what = "sum of derivatives"  # each is finite, but their sum overflows
+        bad[:] = True
+    else:
+        what = ", ".join(what for what, ok in finite.items() if not ok.all())
+    message = f"the target's {what} is not finite at {int(bad.sum())} of {n} draws"
+    return NonFiniteError(message, draws[bad], evaluations)

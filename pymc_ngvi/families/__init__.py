@@ -1,0 +1,59 @@
+"""Gaussian exponential families: full covariance, diagonal, centred diagonal."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+from pymc_ngvi.families.base import (
+    Expectation,
+    Gaussian,
+    MeanCovariance,
+    MeanPrecision,
+    Natural,
+    standard_normal,
+)
+from pymc_ngvi.families.diagonal import CentredDiagonalGaussian, DiagonalGaussian
+from pymc_ngvi.families.full import FullGaussian
+
+__all__ = [
+    "CentredDiagonalGaussian",
+    "DiagonalGaussian",
+    "Expectation",
+    "FullGaussian",
+    "Gaussian",
+    "MeanCovariance",
+    "MeanPrecision",
+    "Natural",
+    "all_families",
+    "get_family",
+    "standard_normal",
+]
+
+
+def all_families(base: type[Gaussian] = Gaussian) -> dict[str, type[Gaussian]]:
+    """Every concrete family defined so far, by name."""
+    found: dict[str, type[Gaussian]] = {}
+    for family in base.__subclasses__():
+        if not inspect.isabstract(family):
+            found[family.name] = family
+        found |= all_families(family)
+    return found
+
+
+def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
+    """Family by name, or the family itself.
+
+    Examples
+    --------
+    >>> get_family("meanfield").__name__
+    'DiagonalGaussian'
+    """
+    if isinstance(family, type) and issubclass(family, Gaussian):
+        return family
+    known = all_families()
+    if isinstance(family, str) and family.lower() in known:
+        return known[family.lower()]
+    near = difflib.get_close_matches(str(family).lower(), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"family {family!r} is none of {', '.join(map(repr, known))}{hint}")

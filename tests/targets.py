@@ -1,0 +1,163 @@
+"""Exact targets: log densities whose derivatives, and often whose optimum, are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import expit
+
+from pymc_ngvi.estimators import Evaluation
+from pymc_ngvi.families import Gaussian
+
+
+def spd_matrix(dim, condition, rng):
+    """Random symmetric positive definite matrix with this condition number."""
+    basis, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+    values = np.geomspace(1, condition, dim) if dim > 1 else np.array([condition])
+    return (basis * values) @ basis.T
+
+
+def _pick(hessians, curvature):
+    if curvature == "none":
+        return None
+    return hessians if curvature == "full" else np.einsum("nii->ni", hessians)
+
+
+@dataclass(frozen=True)
+class GaussianTarget:
+    """Log density of N(mean, inv(precision)), normalised: its optimum has an ELBO of 0."""
+
+    mean: np.ndarray
+    precision: np.ndarray
+
+    @classmethod
+    def random(cls, dim, condition, seed):
+        rng = np.random.default_rng(seed)
+        return cls(rng.uniform(-5, 5, dim), spd_matrix(dim, condition, rng))
+
+    @property
+    def dim(self):
+        return len(self.mean)
+
+    def log_density(self, draws):
+        centred = draws - self.mean
+        quadratic = np.einsum("ni,ni->n", centred @ self.precision, centred)
+        return 0.5 * (self._log_det - self.dim * np.log(2 * np.pi) - quadratic)
+
+    def evaluate(self, draws, curvature):
+        shape = (len(draws), self.dim, self.dim)
+        return Evaluation(
+            self.log_density(draws),
+            (self.mean - draws) @ self.precision,
+            _pick(np.broadcast_to(-self.precision, shape), curvature),
+        )
+
+    @cached_property
+    def _log_det(self):
+        return np.linalg.slogdet(self.precision)[1]
+
+    def optimum(self, family: type[Gaussian]):
+        """Solution of the variational problem in this family (the LERC solution)."""
+        if family.curvature == "full":
+            return family.from_mean_precision(self.mean, self.precision)
+        diagonal = self.precision.diagonal()
+        centred = family.from_mean_precision(np.zeros(self.dim), diagonal)
+        return centred if centred.natural.first.size == 0 else centred.with_mean(self.mean)
+
+
+@dataclass(frozen=True)
+class LogisticTarget:
+    """Logistic regression with a N(0, prior_variance I) prior: log-concave, not Gaussian."""
+
+    design: np.ndarray
+    response: np.ndarray
+    prior_variance: float = 25.0
+
+    @classmethod
+    def random(cls, dim, n, seed):
+        rng = np.random.default_rng(seed)
+        design = rng.standard_normal((n, dim))
+        return cls(design, rng.binomial(1, expit(design @ np.ones(dim))).astype(float))
+
+    @property
+    def dim(self):
+        return self.design.shape[1]
+
+    def log_density(self, draws):
+        eta = draws @ self.design.T
+        likelihood = (self.response * eta - np.logaddexp(0, eta)).sum(axis=1)
+        return likelihood - np.square(draws).sum(axis=1) / (2 * self.prior_variance)
+
+    def evaluate(self, draws, curvature):
+        p = expit(draws @ self.design.T)
+        gradient = (self.response - p) @ self.design - draws / self.prior_variance
+        weights = p * (1 - p)
+        hessian = -np.einsum("nm,mi,mj->nij", weights, self.design, self.design, optimize=True)
+        hessian = hessian - np.eye(self.dim) / self.prior_variance
+        return Evaluation(self.log_density(draws), gradient, _pick(hessian, curvature))
+
+
+@dataclass(frozen=True)
+class DoubleWell:
+    """Log density -(x^2 - 1)^2 summed over components: convex between the wells."""
+
+    dim: int = 2
+
+    def log_density(self, draws):
+        return -np.square(np.square(draws) - 1).sum(axis=1)
+
+    def evaluate(self, draws, curvature):
+        gradient = -4 * draws * (np.square(draws) - 1)
+        diagonal = 4 - 12 * np.square(draws)
+        hessian = diagonal[:, :, None] * np.eye(self.dim)
+        return Evaluation(self.log_density(draws), gradient, _pick(hessian, curvature))
+
+
+@dataclass(frozen=True)
+class HalfSpace:
+    """A Gaussian target that is not finite beyond a wall, in the part of it that is named."""
+
+    inner: GaussianTarget
+    wall: float
+    part: str = "log_density"
+
+    @property
+    def dim(self):
+        return self.inner.dim
+
+    def log_density(self, draws):
+        return self.evaluate(draws, "none").log_density
+
+    def evaluate(self, draws, curvature):
+        inside = self.inner.evaluate(draws, curvature)
+        arrays = {
+            "log_density": inside.log_density.copy(),
+            "gradient": inside.gradient.copy(),
+            "hessian": None if inside.hessian is None else inside.hessian.copy(),
+        }
+        if arrays[self.part] is not None:
+            arrays[self.part][draws[:, 0] > self.wall] = np.nan
+        return Evaluation(**arrays)
+
+
+@dataclass(frozen=True)
+class PoissonTarget:
+    """Log rate of a Poisson count under a wide prior: overflows a few hundred above the mode."""
+
+    count: float = 20.0
+    prior_precision: float = 1e-6
+    dim: int = 1
+
+    def log_density(self, draws):
+        return self.evaluate(draws, "none").log_density
+
+    def evaluate(self, draws, curvature):
+        x = draws[:, 0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            rate = np.exp(x)
+            value = self.count * x - rate - self.prior_precision * x**2 / 2
+            gradient = (self.count - rate - self.prior_precision * x)[:, None]
+            hessian = (-rate - self.prior_precision)[:, None, None]
+        return Evaluation(value, gradient, _pick(hessian, curvature))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dgeqrf, dpotrf, dtrtri, dtrtrs
+from scipy.linalg.lapack import dgeqrf, dgeqrf_lwork, dpotrf, dtrtri, dtrtrs
 
 Array = NDArray[np.float64]
 
@@ -46,7 +46,8 @@ def lower_factor_of_gram(root: Array) -> Array:
 
     Forming R' R would square the condition number; the factor found here is as accurate as R.
     """
-    packed, _, _, _ = dgeqrf(root)
+    workspace, _ = dgeqrf_lwork(*root.shape)  # LAPACK's minimum would forgo blocking
+    packed, _, _, _ = dgeqrf(root, lwork=int(workspace))
     upper = np.triu(packed)
     signs = np.where(upper.diagonal() < 0, -1.0, 1.0)
     return np.asfortranarray((signs[:, None] * upper).T)

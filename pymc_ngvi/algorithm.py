@@ -35,8 +35,8 @@ A Gaussian target is found in one step of size 1:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +51,7 @@ from pymc_ngvi.schedules import (
     SampleSchedule,
     StepSchedule,
     as_schedule,
+    check_count,
     check_sample_size,
     check_step_size,
 )
@@ -73,7 +74,8 @@ class State:
     previous : Gaussian or None
         Member before the last step, to retreat to where the target turns out not to be finite.
     average : Gaussian or None
-        Running average of the natural parameters, where it was asked for.
+        Average of the natural parameters of the iterates before `q`, where it was asked for. An
+        iterate enters once the target has been evaluated under it.
     averaged : int
         Number of iterates in the average.
     """
@@ -84,6 +86,13 @@ class State:
     previous: Gaussian | None = None
     average: Gaussian | None = None
     averaged: int = 0
+
+    @property
+    def fitted(self) -> Gaussian:
+        """The Gaussian fitted so far: the average of all iterates where one is kept, else `q`."""
+        if self.average is None:
+            return self.q
+        return self.average.interpolate(self.q, 1 / (self.averaged + 1))
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,8 @@ class Info:
     guard_active, projection_active : bool
         Whether the guard, and the projection, changed the update.
     retreats : int
-        Times the last step was halved because the target was not finite where it led.
+        Times the previous step was halved because the target was not finite where it led (its own
+        entry tells of the step as it was first taken).
     evaluations : int
         Evaluations of the target so far, all iterations.
     """
@@ -133,7 +143,8 @@ class Result:
     history : list of Info
         One entry an iteration.
     status : str
-        "max_iterations", "stopped_by_callback", "interrupted" or "failed".
+        "max_iterations", "stopped_by_callback", "interrupted" or "failed"; the automatic engine
+        adds its own.
     """
 
     state: State
@@ -143,7 +154,7 @@ class Result:
     @property
     def q(self) -> Gaussian:
         """The fitted Gaussian: the average where one was kept, else the last iterate."""
-        return self.state.q if self.state.average is None else self.state.average
+        return self.state.fitted
 
     def trace(self, name: str) -> NDArray[Any]:
         """One field of :class:`Info` over the iterations, as an array."""
@@ -151,6 +162,7 @@ class Result:
 
 
 Callback: TypeAlias = Callable[[State, Info], object]
+Iterations: TypeAlias = Generator[tuple[State, Info], None, str]
 
 
 def init(q: Gaussian, projection: Projection | None = None) -> State:
@@ -191,17 +203,17 @@ def step(
     -------
     State, Info
     """
+    step_size = check_step_size(step_size, state.iteration)
+    n_samples = check_sample_size(n_samples, state.iteration)
     q, estimate, retreats, wasted = _estimate(state, rng, target, estimator, n_samples)
     mixed = guard(q, estimate, step_size)
     projected = projection(mixed.q)
 
     evaluations = state.evaluations + wasted + estimate.evaluations
-    average, averaged = state.average, state.averaged
-    if averaging:
-        average = (
-            projected if average is None else average.interpolate(projected, 1 / (averaged + 1))
-        )
-        averaged += 1
+    average, averaged = None, 0
+    if averaging and state.previous is not None:  # the start itself is no iterate
+        average, averaged = state.average, state.averaged + 1
+        average = q if average is None else average.interpolate(q, 1 / averaged)
     info = Info(
         iteration=state.iteration,
         elbo=estimate.elbo,
@@ -263,34 +275,101 @@ def run(
         An interrupt (Ctrl-C) returns the last good state with status "interrupted". An error
         carries the same, with status "failed", on its `result` attribute.
     """
-    estimator = BonnetPrice() if estimator is None else estimator
-    projection = Identity() if projection is None else projection
+    state = start if isinstance(start, State) else State(start)
+    iterations = iterate(
+        target,
+        state,
+        n_iterations=n_iterations,
+        step_size=step_size,
+        n_samples=n_samples,
+        rng=rng,
+        estimator=BonnetPrice() if estimator is None else estimator,
+        guard=guard,
+        projection=Identity() if projection is None else projection,
+        averaging=averaging,
+    )
+    return drive(iterations, state, callbacks, target)
+
+
+def iterate(
+    target: Any,
+    state: State,
+    *,
+    n_iterations: int,
+    step_size: float | StepSchedule,
+    n_samples: int | SampleSchedule,
+    rng: np.random.Generator,
+    estimator: Estimator,
+    guard: str | Guard,
+    projection: Projection,
+    averaging: bool = False,
+) -> Iterations:
+    """Check the arguments at once, and give the iterations as they are asked for.
+
+    Parameters are those of :func:`run`.
+    """
     sizes, counts = as_schedule(step_size, "step_size"), as_schedule(n_samples, "n_samples")
     chosen_guard = get_guard(guard, projection)
-    callbacks = list(callbacks)
-    q, first = (start.q, start.iteration) if isinstance(start, State) else (start, 0)
-    check_projection(projection, type(q))
-    last = first + check_sample_size(n_iterations, first, name="n_iterations") - 1
+    check_projection(projection, type(state.q))
+    first = state.iteration
+    last = first + check_count("n_iterations", n_iterations) - 1
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(f"rng must be a numpy.random.Generator, got {type(rng).__name__}")
+    if getattr(target, "dim", state.q.dim) != state.q.dim:
+        raise ValueError(f"the target has {target.dim} dimensions, the start has {state.q.dim}")
     for t in (first, last):  # the rest of the schedule is checked as it is used
         check_step_size(sizes(t), t)
         check_sample_size(counts(t), t)
 
-    state = start if isinstance(start, State) else init(q, projection)
-    history: list[Info] = []
-    status = "max_iterations"
-    try:
+    def generate() -> Iterations:
+        current = init(state.q, projection) if first == 0 else state
         for t in range(first, last + 1):
-            state, info = step(
-                state,
+            current, info = step(
+                current,
                 rng,
                 target=target,
                 estimator=estimator,
                 guard=chosen_guard,
                 projection=projection,
-                step_size=check_step_size(sizes(t), t),
-                n_samples=check_sample_size(counts(t), t),
+                step_size=sizes(t),
+                n_samples=counts(t),  # type: ignore[arg-type]
                 averaging=averaging,
             )
+            yield current, info
+        return "max_iterations"
+
+    return generate()
+
+
+def drive(
+    iterations: Iterations, state: State, callbacks: Iterable[Callback] = (), target: Any = None
+) -> Result:
+    """Run through iterations, so that no callback, interrupt or error loses what they gave.
+
+    A step is judged by the next iteration's draws, which the last step does not have. So that a
+    step into overflow is not what is returned, the log density at the last mean is looked at, and
+    the step halved until it is finite.
+
+    Parameters
+    ----------
+    iterations : generator of (State, Info)
+        Whatever it returns at its end is the status.
+    state : State
+        The state it starts from.
+    callbacks : iterable of callables
+        As in :func:`run`.
+    target : Target, optional
+        What the last step is checked against.
+    """
+    callbacks = list(callbacks)
+    history: list[Info] = []
+    try:
+        while True:
+            try:
+                state, info = next(iterations)
+            except StopIteration as end:
+                status = end.value
+                break
             history.append(info)
             if _wants_to_stop(callbacks, state, info):
                 status = "stopped_by_callback"
@@ -300,9 +379,24 @@ def run(
     except Exception as error:
         if isinstance(error, NGVIError):
             error.args = (f"iteration {state.iteration}: {error}", *error.args[1:])
-        error.result = Result(state, history, "failed")  # type: ignore[attr-defined]
+        error.result = Result(_checked(state, target), history, "failed")  # type: ignore[attr-defined]
         raise
-    return Result(state, history, status)
+    return Result(_checked(state, target), history, status)
+
+
+def _checked(state: State, target: Any) -> State:
+    """Return the state, its last step halved until the log density at the mean is finite."""
+    log_density = getattr(target, "log_density", None)
+    if state.previous is None or log_density is None:
+        return state
+    q = state.q
+    for _ in range(_MOST_RETREATS):
+        if np.isfinite(log_density(q.mean[np.newaxis])).all():
+            break
+        q = state.previous.interpolate(q, 0.5)
+    else:
+        q = state.previous
+    return state if q is state.q else replace(state, q=q)
 
 
 def _wants_to_stop(callbacks: Iterable[Callback], state: State, info: Info) -> bool:
@@ -321,7 +415,11 @@ def _estimate(
     estimator: Estimator,
     n_samples: int,
 ) -> tuple[Gaussian, Estimate, int, int]:
-    """Estimate at the current member, halving the step that led to it while it is not finite."""
+    """Estimate at the current member, halving the step that led to it while it is not finite.
+
+    Returns the member the estimate belongs to, the estimate, the number of halvings, and the
+    evaluations they cost.
+    """
     q, wasted = state.q, 0
     for retreats in range(_MOST_RETREATS + 1):
         try:

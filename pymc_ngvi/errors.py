@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +47,20 @@ class NonFiniteError(NGVIError):
         self.draws = draws
         self.evaluations = evaluations
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.draws, self.evaluations)
+
 
 class ScheduleError(NGVIError, ValueError):
     """A step size outside (0, 1], or a sample size that is no positive integer."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and blame the first frame outside this package: the caller whom it concerns."""
+    level, frame = 2, sys._getframe(1)
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").split(".")[0] == "pymc_ngvi"
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -68,7 +68,7 @@ class Estimate:
     elbo : float
         Mean of log p - log q over the draws: higher is better.
     elbo_se : float
-        Its standard error; NaN where a single draw gives none.
+        Its standard error; NaN where a single draw, or a single pair, gives none.
     evaluations : int
         Evaluations of the target spent.
     """
@@ -150,21 +150,20 @@ class BonnetPrice(_DrawsEstimator):
         draws = q.unwhiten(z)
         log_density = np.empty(n)
         gradient = np.zeros(q.dim)
-        hessian = np.zeros_like(q.precision)
-        block = max(1, _BLOCK_SIZE // hessian.size)
+        hessian: Array = np.zeros(())
+        block = max(1, _BLOCK_SIZE // q.precision.size)
         for start in range(0, n, block):
             part = slice(start, min(start + block, n))
             evaluation = target.evaluate(draws[part], q.curvature)
-            assert evaluation.hessian is not None, "the target gave no Hessian"
+            if evaluation.hessian is None:
+                raise TypeError("the target gives no Hessian: use the Stein estimator")
             sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
             if not _all_finite(evaluation.log_density, *sums):
-                raise _non_finite(evaluation, draws[part], part.stop)
+                raise _non_finite(evaluation, draws[part], part.stop, n)
             log_density[part] = evaluation.log_density
             gradient += sums[0]
-            hessian += sums[1]
-        hessian /= n
-        if hessian.ndim == 2:
-            hessian = (hessian + hessian.T) / 2
+            hessian = hessian + sums[1]
+        hessian = q.symmetrise(hessian / n)
         elbo, elbo_se = self._elbo(log_density - q.log_density_whitened(z))
         return Estimate(gradient / n, hessian, elbo, elbo_se, n)
 
@@ -190,7 +189,7 @@ class Stein(_DrawsEstimator):
         draws = q.unwhiten(z)
         evaluation = target.evaluate(draws, "none")
         if not _all_finite(evaluation.log_density, evaluation.gradient):
-            raise _non_finite(evaluation, draws, len(draws))
+            raise _non_finite(evaluation, draws, len(draws), len(draws))
         residual = evaluation.gradient - q.score_whitened(z)
         elbo, elbo_se = self._elbo(evaluation.log_density - q.log_density_whitened(z))
         hessian = q.stein_hessian(z, residual)
@@ -201,7 +200,9 @@ def _all_finite(*arrays: Array) -> bool:
     return all(np.isfinite(array).all() for array in arrays)
 
 
-def _non_finite(evaluation: Evaluation, draws: Array, evaluations: int) -> NonFiniteError:
+def _non_finite(
+    evaluation: Evaluation, draws: Array, evaluations: int, n_samples: int
+) -> NonFiniteError:
     parts = {"log density": evaluation.log_density, "gradient": evaluation.gradient}
     if evaluation.hessian is not None:
         parts["Hessian"] = evaluation.hessian
@@ -209,9 +210,9 @@ def _non_finite(evaluation: Evaluation, draws: Array, evaluations: int) -> NonFi
     finite = {what: np.isfinite(array.reshape(n, -1)).all(axis=1) for what, array in parts.items()}
     bad = ~np.logical_and.reduce(list(finite.values()))
     if not bad.any():
-        what = "sum of derivatives"  # each is finite, but their sum overflows
-        bad[:] = True
-    else:
-        what = ", ".join(what for what, ok in finite.items() if not ok.all())
-    message = f"the target's {what} is not finite at {int(bad.sum())} of {n} draws"
+        message = f"the target's derivatives overflow when summed over {n_samples} draws"
+        return NonFiniteError(message, draws, evaluations)
+    what = ", ".join(what for what, ok in finite.items() if not ok.all())
+    seen = "" if evaluations == n_samples else f" (stopped after {evaluations})"
+    message = f"the target's {what} is not finite at {int(bad.sum())} of {n_samples} draws{seen}"
     return NonFiniteError(message, draws[bad], evaluations)

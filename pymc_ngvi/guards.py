@@ -1,7 +1,10 @@
-"""Guards: what becomes of an update that leaves the family's domain.
+r"""Guards: what becomes of an update that leaves the family's domain.
 
-All of them take the paper's update wherever it stays in the domain, so on a log-concave target they
-are the same algorithm. They differ where the new precision would not be positive definite.
+All of them take the paper's update wherever it is safe, so on a log-concave target they are the
+same algorithm; in particular a step of size 1 is exact on a Gaussian one, which it would not be
+with the correction of `lin` applied always. With :math:`-H \succeq 0` the new precision satisfies
+:math:`P_+ \succeq (1-\eta) P`. `lin` and `backtrack` call an update safe that keeps half of that:
+one that only just stays in the domain would give some direction a variance made of noise.
 """
 
 from __future__ import annotations
@@ -11,12 +14,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.linalg
 
 from pymc_ngvi.errors import DomainError
 from pymc_ngvi.estimators import Estimate
 from pymc_ngvi.families import Gaussian
-from pymc_ngvi.projections import EigenvalueBounds
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ def lin(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     The corrected precision is positive definite for every symmetric Hessian, and agrees with the
     plain update to first order in the step size.
     """
-    plain = q.mix(estimate.gradient, estimate.hessian, step_size)
+    margin = _margin(step_size)
+    plain = q.mix(estimate.gradient, estimate.hessian, step_size, margin=margin)
     if plain is not None:
         return Mixed(plain, step_size, active=False)
-    corrected = q.mix_corrected(estimate.gradient, estimate.hessian, step_size)
+    corrected = q.mix_corrected(estimate.gradient, estimate.hessian, step_size, margin=margin)
     if corrected is not None:
         return Mixed(corrected, step_size, active=True)
     # Only rounding or overflow gets here; a shorter step is the only way left.
@@ -53,7 +55,7 @@ def backtrack(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     """Halve the step size until the update stays in the domain."""
     shorter = step_size
     for _ in range(_MOST_HALVINGS):
-        mixed = q.mix(estimate.gradient, estimate.hessian, shorter)
+        mixed = q.mix(estimate.gradient, estimate.hessian, shorter, margin=_margin(shorter))
         if mixed is not None:
             return Mixed(mixed, shorter, active=shorter < step_size)
         shorter /= 2
@@ -68,25 +70,23 @@ def none(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     """Take the paper's bare update, and fail where it leaves the domain."""
     mixed = q.mix(estimate.gradient, estimate.hessian, step_size)
     if mixed is None:
-        smallest = _smallest_precision(q, estimate, step_size)
+        smallest = q.smallest_precision(estimate.hessian, step_size)
         raise DomainError(
             f"the precision lost positive definiteness (smallest eigenvalue {smallest:.3g}) at "
-            f"step size {step_size:.3g}; lower step_size, use guard='lin', or add "
-            "EigenvalueBounds as a projection"
+            f"step size {step_size:.3g}; lower step_size, use guard='lin', or project onto "
+            "EigenvalueBounds with a finite beta"
         )
     return Mixed(mixed, step_size, active=False)
 
 
-def clip(bounds: EigenvalueBounds) -> Guard:
+def clip(lowest: float, highest: float) -> Guard:
     """Leave it to eigenvalue bounds: clip the spectrum of the new precision into them."""
 
     def clipping(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
         mixed = q.mix(estimate.gradient, estimate.hessian, step_size)
         if mixed is not None:
             return Mixed(mixed, step_size, active=False)
-        clipped = q.mix_clipped(
-            estimate.gradient, estimate.hessian, step_size, *bounds.precision_bounds
-        )
+        clipped = q.mix_clipped(estimate.gradient, estimate.hessian, step_size, lowest, highest)
         return Mixed(clipped, step_size, active=True)
 
     return clipping
@@ -104,12 +104,9 @@ def get_guard(guard: str | Guard, projection: Any = None) -> Guard:
         return guard
     if guard not in GUARDS:
         raise ValueError(f"guard {guard!r} is none of {', '.join(map(repr, GUARDS))}")
-    bounded = isinstance(projection, EigenvalueBounds) and np.isfinite(projection.beta)
-    return clip(projection) if guard == "none" and bounded else GUARDS[guard]
+    lowest, highest = getattr(projection, "precision_bounds", (0.0, np.inf))
+    return clip(lowest, highest) if guard == "none" and lowest > 0 else GUARDS[guard]
 
 
-def _smallest_precision(q: Gaussian, estimate: Estimate, step_size: float) -> float:
-    precision = (1 - step_size) * q.precision - step_size * estimate.hessian
-    if precision.ndim == 1:
-        return float(precision.min())
-    return float(scipy.linalg.eigvalsh(precision, subset_by_index=[0, 0])[0])
+def _margin(step_size: float) -> float:
+    return (1 - step_size) / 2

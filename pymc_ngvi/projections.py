@@ -38,10 +38,10 @@ class EigenvalueBounds:
 
     Clips the eigenvalues of the covariance to [alpha, beta] and keeps the mean.
 
-    The lower bound alone gives a convex set in omega. A finite upper bound does not: mixing two
-    members of the set with distant means gives, in omega, a Gaussian whose covariance contains the
-    spread of the means. The point returned is then still the unique minimiser, but the paper's
-    convergence results, which ask for a convex C, do not cover it.
+    The lower bound alone gives a convex set in omega. A finite upper bound does not (unless the
+    family is centred): mixing two members of the set with distant means gives, in omega, a Gaussian
+    whose covariance contains the spread of the means. The point returned is then still the unique
+    minimiser, but the paper's convergence results, which ask for a convex C, do not cover it.
 
     Clipping an indefinite "covariance" would send its negative eigenvalues to alpha, although a
     precision that has just passed zero means a very large variance. With `guard="none"` the update
@@ -123,6 +123,14 @@ class Composition:
         """Raise where one of the projections does not fit the family."""
         for projection in self.projections:
             check_projection(projection, family)
+
+    @property
+    def precision_bounds(self) -> tuple[float, float]:
+        """The tightest of the bounds that its parts put on the precision."""
+        bounds = [getattr(part, "precision_bounds", (0.0, np.inf)) for part in self.projections]
+        return max((low for low, _ in bounds), default=0.0), min(
+            (high for _, high in bounds), default=np.inf
+        )
 
     def __call__(self, q: Gaussian) -> Gaussian:
         for projection in self.projections:

@@ -1,8 +1,8 @@
 """Step-size and sample-size schedules: plain functions of the iteration t, counted from 0.
 
-Any callable of t serves as a schedule, and a bare number means a constant one. The values are
-checked where they are used: a step size must lie in (0, 1], a sample size must be a positive
-integer.
+Any callable of t serves as a schedule, and a bare number means a constant one. It may be asked for
+the same t more than once, so it must depend on t alone. The values are checked where they are used:
+a step size must lie in (0, 1], a sample size must be a positive integer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def growing(gamma: float = 1.0, floor: int = 1) -> SampleSchedule:
     """
     if not gamma > 0:
         raise ScheduleError(f"growing(gamma={gamma}): gamma must be positive")
-    check_sample_size(floor, 0, name="growing's floor")
+    check_count("growing's floor", floor)
     # A power such as 8 ** (1/3) may exceed its integer value by a rounding error.
     return lambda t: max(floor, math.ceil((t + 1) ** gamma * (1 - 1e-12)))
 
@@ -88,9 +88,20 @@ def check_step_size(value: float, t: int) -> float:
     return float(value)
 
 
-def check_sample_size(value: float, t: int, *, name: str = "n_samples") -> int:
+def check_sample_size(value: float, t: int) -> int:
     """Return the sample size if it is a positive integer, or raise naming t and the value."""
-    whole = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value // 1
-    if not (whole and value >= 1 and math.isfinite(value)):
-        raise ScheduleError(f"{name} at t = {t} is {value!r}; it must be a positive integer")
+    if not _is_positive_integer(value):
+        raise ScheduleError(f"n_samples at t = {t} is {value!r}; it must be a positive integer")
     return int(value)
+
+
+def check_count(name: str, value: float) -> int:
+    """Return a positive integer, or raise naming the option."""
+    if not _is_positive_integer(value):
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def _is_positive_integer(value: float) -> bool:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return bool(real and math.isfinite(value) and value >= 1 and value == value // 1)

@@ -15,6 +15,8 @@ from typing import Protocol, TypeVar, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_ngvi._linalg import cholesky
+from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.estimators import Estimate
 from pymc_ngvi.families import Gaussian
 from pymc_ngvi.families.base import LOG_TWO_PI, as_vector
@@ -74,14 +76,23 @@ class Subsampling:
             indices = rng.choice(total, size=size, replace=False, shuffle=False)
         prior, batch = target.prior(q), target.terms(q, indices)
         scale = total / size
-        value = prior.value + scale * batch.value
-        return Estimate(
+        estimate = Estimate(
             gradient=prior.gradient + scale * batch.gradient,
             hessian=prior.hessian + scale * batch.hessian,
-            elbo=value + q.entropy(),
+            elbo=prior.value + scale * batch.value + q.entropy(),
             elbo_se=float("nan"),
             evaluations=size,
         )
+        parts: dict[str, ArrayLike] = {
+            "value": estimate.elbo,
+            "gradient": estimate.gradient,
+            "Hessian": estimate.hessian,
+        }
+        bad = [what for what, part in parts.items() if not np.isfinite(part).all()]
+        if bad:
+            message = f"the {', '.join(bad)} of a batch of {size} terms is not finite"
+            raise NonFiniteError(message, q.mean[np.newaxis], size)
+        return estimate
 
 
 @final
@@ -127,7 +138,7 @@ class LinearRegression:
         finite = np.isfinite(self.design).all(axis=1)
         if not finite.all():
             raise ValueError(f"design is not finite in row {int(np.argmin(finite))}")
-        if not noise_variance > 0:
+        if not 0 < noise_variance < np.inf:
             raise ValueError(f"noise_variance must be positive, got {noise_variance}")
         self.noise_variance = float(noise_variance)
         precision = np.asarray(prior_precision, dtype=float)
@@ -135,7 +146,10 @@ class LinearRegression:
         self.prior_precision = precision * np.eye(dim) if precision.ndim == 0 else precision
         if self.prior_precision.shape != (dim, dim):
             raise ValueError(f"prior_precision has shape {precision.shape}, expected {(dim, dim)}")
-        self._prior_log_det = float(np.linalg.slogdet(self.prior_precision)[1])
+        root = cholesky(self.prior_precision)
+        if root is None:
+            raise ValueError("prior_precision must be positive definite")
+        self._prior_log_det = 2 * float(np.log(root.diagonal()).sum())
 
     @property
     def n_terms(self) -> int:
@@ -177,7 +191,7 @@ class LinearRegression:
 
 
 def _as_curvature(matrix: Array, q: Gaussian) -> Array:
-    return matrix if q.curvature == "full" else matrix.diagonal()
+    return matrix if q.curvature == "full" else matrix.diagonal().copy()
 
 
 def _trace(matrix: Array, q: Gaussian) -> float:

@@ -242,7 +242,13 @@ class Plan:
 
 
 def plan(
-    accuracy: float, *, variance: float, distance: float, m: float = 1.0, max_step: float = 1.0
+    accuracy: float,
+    *,
+    variance: float,
+    distance: float,
+    m: float = 1.0,
+    max_step: float = 1.0,
+    min_samples: int = 1,
 ) -> list[Plan]:
     """Step and sample sizes that reach an expected Bregman distance, the cheapest first.
 
@@ -259,11 +265,15 @@ def plan(
     max_step : float
         Longest constant step allowed: lower it where the target is far from Gaussian, as the bounds
         hold only where V bounds the variance along the whole way.
+    min_samples : int
+        Smallest sample size allowed. V / N must bound the variance down to it: with antithetic
+        draws a V measured at an even N says nothing of N = 1, which has no pair, so give 2.
 
     Returns
     -------
     list of Plan
-        The best plan of each kind, sorted by evaluations.
+        The cheapest plan with a constant step, and one with decreasing steps (for m at least 1),
+        which spreads its draws over about ten iterations; sorted by evaluations.
 
     Examples
     --------
@@ -273,24 +283,26 @@ def plan(
     >>> best.kind, best.step_size(0), best.n_samples, best.iterations, best.evaluations
     ('constant step', 1.0, 500, 1, 500)
     """
-    if not (accuracy > 0 and variance > 0 and distance > 0 and m > 0 and 0 < max_step <= 1):
-        raise ValueError(
-            "accuracy, variance, distance, m and max_step must be positive, max_step <= 1"
-        )
-    constant = _constant_plan(accuracy, variance, distance, m, min(max_step, 1 / m))
-    found = [constant]
+    for name, value in {"accuracy": accuracy, "distance": distance, "m": m}.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
+    if not variance >= 0:
+        raise ValueError(f"variance must not be negative, got {variance!r}")
+    least = schedules.check_count("min_samples", min_samples)
+    longest = min(schedules.check_step_size(max_step, 0), 1 / m)
+    found = [_constant_plan(accuracy, variance, distance, m, longest, least)]
     if m >= 1:
-        found.append(_decreasing_plan(accuracy, variance, m))
+        found.append(_decreasing_plan(accuracy, variance, m, least))
     return sorted(found, key=lambda plan: plan.evaluations)
 
 
 def _constant_plan(
-    accuracy: float, variance: float, distance: float, m: float, max_step: float
+    accuracy: float, variance: float, distance: float, m: float, max_step: float, least: int
 ) -> Plan:
     best: Plan | None = None
     for step_size in max_step * np.geomspace(1, 1e-4, 81):
         for share in np.linspace(0.05, 1, 20):  # of the accuracy, given to the noise
-            n_samples = max(1, math.ceil(step_size * variance / (m * share * accuracy)))
+            n_samples = max(least, math.ceil(step_size * variance / (m * share * accuracy)))
             left = accuracy - neighbourhood(step_size, n_samples, variance=variance, m=m)
             decay = 1 - m * step_size
             if decay <= 0:
@@ -315,12 +327,10 @@ def _constant_plan(
     return best
 
 
-def _decreasing_plan(accuracy: float, variance: float, m: float) -> Plan:
-    # The bound is 4 V / (m^2 N (T + 2)) after T + 1 iterations: N (T + 2) is fixed by the accuracy,
-    # so fewer, larger iterations cost the least, down to a handful that still average.
+def _decreasing_plan(accuracy: float, variance: float, m: float, least: int) -> Plan:
+    # The bound is 4 V / (m^2 N (T + 2)) after T + 1 iterations: N (T + 2) is fixed by the accuracy.
     product = 4 * variance / (m**2 * accuracy)
-    iterations = max(1, min(10, math.ceil(product)))
-    n_samples = max(1, math.ceil(product / (iterations + 1)))
+    n_samples = max(least, math.ceil(product / 11))
     iterations = max(1, math.ceil(product / n_samples) - 1)
     bound = decreasing_step_bound(iterations - 1, n_samples=n_samples, variance=variance, m=m)
     cost = n_samples * iterations
@@ -353,5 +363,5 @@ def _variance(terms: Array, n_samples: int) -> Variance:
 
 
 def _check_m(step_size: float, m: float) -> None:
-    if not (m > 0 and 0 < step_size <= 1 / m + 1e-12):
+    if not (m > 0 and 0 < m * step_size <= 1):
         raise ValueError(f"the bounds need a step size in (0, 1/m], got {step_size} with m = {m}")

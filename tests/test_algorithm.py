@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from pymc_ngvi import schedules
-from pymc_ngvi.algorithm import init, run
+from pymc_ngvi.algorithm import init, run, step
 from pymc_ngvi.errors import DomainError, NonFiniteError, ScheduleError
 from pymc_ngvi.estimators import BonnetPrice, Stein
 from pymc_ngvi.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian, all_families
-from pymc_ngvi.projections import EigenvalueBounds, NonNegativeMean
+from pymc_ngvi.guards import lin
+from pymc_ngvi.projections import EigenvalueBounds, Identity, NonNegativeMean
 from tests.targets import DoubleWell, GaussianTarget, HalfSpace, LogisticTarget, PoissonTarget
 
 FAMILIES = list(all_families().values())
@@ -106,6 +107,8 @@ def test_info_tells_what_happened():
     np.testing.assert_array_equal(result.trace("n_samples"), [3, 3, 3, 4, 5, 6])
     np.testing.assert_array_equal(result.trace("evaluations"), np.cumsum([3, 3, 3, 4, 5, 6]))
     assert (result.trace("kl") > 0).all()
+    assert not result.trace("projection_active").any()
+    assert result.history[-1].kl == result.state.q.kl(result.state.previous)
     assert result.status == "max_iterations"
     assert result.state.iteration == 6
     assert not result.trace("guard_active").any()
@@ -162,7 +165,18 @@ def test_projection_activity_is_seen():
 
 
 def test_start_is_projected():
-    assert init(start(FullGaussian, 2, 1e6), EigenvalueBounds(beta=4.0)).q.variance.max() <= 4.0
+    bounds = EigenvalueBounds(beta=4.0)
+    assert init(start(FullGaussian, 2, 1e6), bounds).q.variance.max() <= 4.0
+    result = run(
+        GaussianTarget.random(2, 2.0, 0),
+        start(FullGaussian, 2, 1e6),
+        n_iterations=1,
+        step_size=0.1,
+        n_samples=2,
+        projection=bounds,
+        rng=np.random.default_rng(0),
+    )
+    assert result.state.previous.variance.max() <= 4.0
 
 
 def test_any_callable_projects():
@@ -230,6 +244,17 @@ def test_averaging_averages_the_natural_parameters(family):
     np.testing.assert_allclose(
         result.q.natural.first, np.mean([theta.first for theta in seen], axis=0), rtol=1e-8
     )
+
+
+def test_a_stale_average_is_not_returned():
+    target = GaussianTarget.random(2, 2.0, seed=1)
+    arguments = dict(step_size=0.2, n_samples=2)
+    rng = np.random.default_rng(2)
+    first = run(
+        target, start(FullGaussian, 2), n_iterations=3, averaging=True, rng=rng, **arguments
+    )
+    second = run(target, first.state, n_iterations=100, rng=rng, **arguments)
+    assert second.q is second.state.q
 
 
 def test_averaging_reduces_the_noise():
@@ -318,16 +343,45 @@ class TestNonFinite:
         """Far below the mode there is slope and no curvature: a full step jumps into overflow."""
         result = run(
             PoissonTarget(),
-            FullGaussian.from_mean_covariance([-8.0], [[1.0]]),
+            FullGaussian.from_mean_covariance([-12.0], [[1.0]]),
             n_iterations=60,
             step_size=0.99,
             n_samples=10,
             rng=np.random.default_rng(21),
         )
-        assert result.trace("retreats")[1] > 0
+        assert result.trace("retreats").sum() > 0
         assert result.q.mean == pytest.approx(np.log(20), abs=0.1)
         spent = result.trace("n_samples").sum() + 10 * result.trace("retreats").sum()
         assert result.state.evaluations == spent
+
+    def test_the_last_step_is_not_returned_where_the_target_is_not_finite(self):
+        """No further draws judge it, so its mean is looked at."""
+        result = run(
+            PoissonTarget(),
+            FullGaussian.from_mean_covariance([-8.0], [[1.0]]),
+            n_iterations=1,
+            step_size=0.99,
+            n_samples=10,
+            rng=np.random.default_rng(21),
+        )
+        assert np.isfinite(PoissonTarget().log_density(result.q.mean[None])).all()
+
+    def test_a_rejected_step_does_not_enter_the_average(self):
+        means = []
+        result = run(
+            PoissonTarget(),
+            FullGaussian.from_mean_covariance([-8.0], [[1.0]]),
+            n_iterations=30,
+            step_size=0.99,
+            n_samples=10,
+            averaging=True,
+            callbacks=[lambda state, info: means.append(state.previous.mean[0])],
+            rng=np.random.default_rng(21),
+        )
+        assert max(means) < 709  # those the target was finite at
+        theta = [result.state.average.natural.second[0, 0]]
+        assert np.isfinite(theta).all()
+        assert result.q.mean[0] < max(means)
 
     def test_a_bad_start_is_an_error(self):
         target = HalfSpace(GaussianTarget(np.zeros(2), np.eye(2)), wall=-50.0)
@@ -389,12 +443,36 @@ class TestBadInput:
 
     @pytest.mark.parametrize("n", [0, -1, 2.5])
     def test_iterations(self, n):
-        with pytest.raises(ScheduleError, match="n_iterations"):
+        with pytest.raises(ValueError, match="n_iterations must be a positive integer"):
             self.run(n_iterations=n)
 
     def test_projection_and_family(self):
         with pytest.raises(ValueError, match="NonNegativeMean does not fit family 'fullrank'"):
             self.run(projection=NonNegativeMean())
+
+    def test_dimensions_and_generator(self):
+        with pytest.raises(ValueError, match="target has 2 dimensions, the start has 3"):
+            run(
+                self.target,
+                start(FullGaussian, 3),
+                n_iterations=1,
+                step_size=0.5,
+                n_samples=2,
+                rng=np.random.default_rng(0),
+            )
+        with pytest.raises(TypeError, match="rng must be a"):
+            self.run(rng=None)
+
+    def test_a_step_checks_its_sizes(self):
+        arguments = dict(
+            target=self.target, estimator=BonnetPrice(), guard=lin, projection=Identity()
+        )
+        state = init(start(FullGaussian, 2))
+        rng = np.random.default_rng(0)
+        with pytest.raises(ScheduleError, match=r"step_size at t = 0 is 3\.0"):
+            step(state, rng, step_size=3.0, n_samples=2, **arguments)
+        with pytest.raises(ScheduleError, match="n_samples at t = 0 is 0"):
+            step(state, rng, step_size=0.5, n_samples=0, **arguments)
 
     def test_guard(self):
         with pytest.raises(ValueError, match="guard 'max'"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
 from pymc_ngvi import estimators
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Stein
+from pymc_ngvi.estimators import BonnetPrice, Evaluation, Stein
 from pymc_ngvi.families import FullGaussian, all_families
 from tests.targets import GaussianTarget, HalfSpace, LogisticTarget
 
@@ -113,6 +115,46 @@ def test_counts_and_seeds(estimator):
     assert first.evaluations == 5
     np.testing.assert_array_equal(first.hessian, second.hessian)
     assert np.isnan(estimator(logistic, q, 1, np.random.default_rng(9)).elbo_se)
+
+
+def test_hessian_is_symmetrised():
+    class Skewed(LogisticTarget):
+        def evaluate(self, draws, curvature):
+            found = super().evaluate(draws, curvature)
+            return Evaluation(found.log_density, found.gradient, found.hessian + np.tri(3))
+
+    target = Skewed(logistic.design, logistic.response)
+    hessian = BonnetPrice()(target, member(FullGaussian), 3, np.random.default_rng(0)).hessian
+    np.testing.assert_array_equal(hessian, hessian.T)
+
+
+def test_target_without_a_hessian():
+    class Gradients(LogisticTarget):
+        def evaluate(self, draws, curvature):
+            return super().evaluate(draws, "none")
+
+    target = Gradients(logistic.design, logistic.response)
+    with pytest.raises(TypeError, match="use the Stein estimator"):
+        BonnetPrice()(target, member(FullGaussian), 3, np.random.default_rng(0))
+
+
+def test_overflow_of_the_sum_is_reported():
+    class Huge(LogisticTarget):
+        def evaluate(self, draws, curvature):
+            found = super().evaluate(draws, curvature)
+            return Evaluation(found.log_density, np.full_like(draws, 1e308), found.hessian)
+
+    target = Huge(logistic.design, logistic.response)
+    with np.errstate(over="ignore"), pytest.raises(NonFiniteError, match="overflow when summed"):
+        BonnetPrice()(target, member(FullGaussian), 4, np.random.default_rng(0))
+
+
+def test_errors_survive_pickling():
+    error = NonFiniteError("not finite", np.ones((2, 3)), 7)
+    back = pickle.loads(pickle.dumps(error))
+    assert str(back) == "not finite"
+    assert back.evaluations == 7
+    np.testing.assert_array_equal(back.draws, error.draws)
 
 
 @pytest.mark.parametrize(

@@ -369,8 +369,46 @@ class TestBadInput:
         with pytest.raises(DomainError):
             DiagonalGaussian.from_expectation(Expectation(np.array([2.0]), np.array([1.0])))
 
+    @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+    def test_draws_and_means_of_the_wrong_size(self, family):
+        q = random_member(family, 3, 1)
+        for draws in (np.zeros(3), np.zeros((2, 1)), np.zeros((2, 4))):
+            with pytest.raises(ValueError, match=r"expected \(n, 3\)"):
+                q.log_density(draws)
+        with pytest.raises(ValueError, match=r"mean has 2 components, expected 3|shape"):
+            q.with_mean(np.zeros(2))
+
+    @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+    def test_parameters_outside_the_domain(self, family):
+        theta = random_member(family, 2, 1).natural
+        outside = Natural(theta.first, -theta.second)
+        for function in (family.log_partition, family.from_natural):
+            with pytest.raises(DomainError):
+                function(outside)
+
+    def test_members_are_immutable(self):
+        q = random_member(FullGaussian, 2, 1)
+        for array in (q.mean, q.precision, q.factor):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1.0
+
     def test_unknown_family(self):
         with pytest.raises(ValueError, match="did you mean 'fullrank'"):
             get_family("full_rank")
         assert get_family("MeanField") is DiagonalGaussian
         assert get_family(FullGaussian) is FullGaussian
+
+
+def test_pivots_made_of_rounding_are_not_positive_definite():
+    """Exactly singular, but each rounding error is a positive pivot."""
+    direction = np.array([1.0, 1 / 3, 0.1])
+    with pytest.raises(DomainError):
+        FullGaussian.from_mean_precision(np.zeros(3), np.outer(direction, direction) + 1e-17)
+
+
+@each_family
+def test_stein_hessian_is_symmetric(family):
+    q = random_member(family, 3, 22)
+    rng = np.random.default_rng(23)
+    hessian = q.stein_hessian(rng.standard_normal((5, 3)), rng.standard_normal((5, 3)))
+    np.testing.assert_array_equal(hessian, hessian.T)

@@ -163,6 +163,18 @@ def test_condition_1e12():
     found = np.linalg.eigvalsh(projected.covariance)
     assert found[0] == pytest.approx(1e-4, rel=1e-3)
     assert found[-1] == pytest.approx(1e4, rel=1e-9)
+    assert EigenvalueBounds(1e-4, 1e4)(projected) is projected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_lower_bound_leaves_large_variances_alone(seed):
+    """Standard deviations over ten orders: the precision's own eigenvalues would lose them."""
+    rng = np.random.default_rng(seed)
+    sd = 10 ** rng.uniform(-5, 5, 5)
+    correlation = np.full((5, 5), 0.5) + 0.5 * np.eye(5)
+    q = FullGaussian.from_mean_covariance(np.zeros(5), correlation * np.outer(sd, sd))
+    projected = EigenvalueBounds(alpha=q.variance.min())(q)
+    assert projected.variance.max() == pytest.approx(q.variance.max(), rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [(-1, 2), (2, 1), (0, 0), (np.nan, 1)])

@@ -65,8 +65,9 @@ def test_whole_floats_and_numpy_integers_are_sample_sizes():
         (lambda: schedules.decreasing(0.5), "m must be at least 1"),
         (lambda: schedules.growing(-1.0), "gamma must be positive"),
         (lambda: schedules.growing(1.0, floor=0), "growing's floor"),
+        (lambda: schedules.check_count("n", 2.5), "n must be a positive integer, got 2.5"),
     ],
 )
 def test_bad_factories(call, message):
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(ValueError, match=message):
         call()

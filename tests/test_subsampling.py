@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.algorithm import run
+from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.families import DiagonalGaussian, FullGaussian, all_families
-from pymc_ngvi.subsampling import LinearRegression, Subsampling
+from pymc_ngvi.subsampling import LinearRegression, Moments, Subsampling
 
 FAMILIES = list(all_families().values())
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -98,8 +99,24 @@ def test_elbo_is_the_evidence_at_the_exact_posterior():
         (dict(design=[[1.0]], response=[np.inf]), "response is not finite at index 0"),
         (dict(design=[[1.0]], response=[1.0], noise_variance=0.0), "noise_variance"),
         (dict(design=[[1.0]], response=[1.0], prior_precision=np.eye(2)), "prior_precision"),
+        (dict(design=[[1.0]], response=[1.0], prior_precision=-1.0), "must be positive definite"),
     ],
 )
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         LinearRegression(**{"noise_variance": 1.0, "prior_precision": 1.0} | arguments)
+
+
+def test_non_finite_terms_are_reported():
+    class Spoiled:
+        def __init__(self):
+            self.inner = regression()
+            self.n_terms, self.dim = self.inner.n_terms, self.inner.dim
+            self.prior = self.inner.prior
+
+        def terms(self, q, indices):
+            found = self.inner.terms(q, indices)
+            return Moments(np.nan, found.gradient, found.hessian)
+
+    with pytest.raises(NonFiniteError, match="value of a batch of 5 terms is not finite"):
+        Subsampling()(Spoiled(), start(FullGaussian), 5, np.random.default_rng(0))

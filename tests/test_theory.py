@@ -179,13 +179,38 @@ def test_plans_keep_their_promise(accuracy, max_step):
         assert distances.mean() < accuracy + 3 * distances.std() / np.sqrt(20)
 
 
+def test_plan_for_an_estimator_without_noise():
+    """Antithetic draws have V = 0 on a Gaussian, but a single draw has no pair."""
+    best = theory.plan(0.01, variance=0.0, distance=100.0, min_samples=2)[0]
+    assert (best.n_samples, best.iterations) == (2, 1)
+
+
+def test_pooling_loses_a_degree_of_freedom():
+    """With two replicates the spread around their mean is half of that around the truth."""
+    found = [
+        theory.gradient_variance_bound(
+            optimum,
+            target,
+            plain,
+            step_size=0.5,
+            n_samples=1,
+            rng=np.random.default_rng(seed),
+            replicates=2,
+        ).value
+        for seed in range(1500)
+    ]
+    assert np.mean(found) == pytest.approx(4 / 2, rel=0.1)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match=r"step size in \(0, 1/m\]"):
         theory.constant_step_bound(3, step_size=0.9, n_samples=1, variance=1.0, distance=1.0, m=2.0)
     with pytest.raises(ValueError, match="from T = 1 on"):
         theory.growing_samples_bound(0, step_size=0.5, gamma=1.0, variance=1.0, distance=1.0)
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match=r"accuracy must be positive, got 0\.0"):
         theory.plan(0.0, variance=1.0, distance=1.0)
+    with pytest.raises(ValueError, match="variance must not be negative"):
+        theory.plan(0.1, variance=-1.0, distance=1.0)
     with pytest.raises(ValueError, match="replicates must be at least 2"):
         theory.gradient_variance(
             [], optimum, target, plain, step_size=0.5, n_samples=1, rng=None, replicates=1

@@ -244,7 +244,10 @@ class Gaussian(ABC):
 
     def log_density(self, draws: ArrayLike) -> Array:
         """Log density (n,) at draws (n, d)."""
-        return self.log_density_whitened(self.whiten(np.atleast_2d(np.asarray(draws, float))))
+        draws = np.asarray(draws, float)
+        if draws.ndim != 2 or draws.shape[1] != self.dim:
+            raise ValueError(f"draws have shape {draws.shape}, expected (n, {self.dim})")
+        return self.log_density_whitened(self.whiten(draws))
 
     def sample(self, n: int, rng: np.random.Generator, *, antithetic: bool = False) -> Array:
         """Draw n rows (n, d), in antithetic pairs around the mean on request."""
@@ -253,7 +256,9 @@ class Gaussian(ABC):
     # The update of Algorithm 1.
 
     @abstractmethod
-    def mix(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
+    def mix(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
         r"""Natural-gradient update, or None where it leaves the domain.
 
         .. math:: \theta_+ = (1-\eta)\theta + \eta g^N
@@ -267,15 +272,20 @@ class Gaussian(ABC):
             Mean Hessian H, of the representation named by `curvature`.
         step_size : float
             Step size eta in (0, 1].
+        margin : float
+            Ask for more than the domain: the new precision is to exceed `margin` times the old.
         """
 
     @abstractmethod
-    def mix_corrected(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
+    def mix_corrected(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
         r"""Update with the second-order correction of Lin, Schmidt and Khan (2020).
 
         .. math:: P_+ = P + \eta G + \tfrac{\eta^2}{2} G P^{-1} G, \quad G = -H - P
 
         Positive definite for every symmetric H; None only where rounding or overflow spoils it.
+        Independent components are corrected only where the plain update lacks the margin.
         """
 
     @abstractmethod
@@ -287,6 +297,14 @@ class Gaussian(ABC):
         It exists however indefinite H is: a direction in which the precision came out near zero
         or negative is taken as one of large variance, and gets the lowest precision.
         """
+
+    @abstractmethod
+    def smallest_precision(self, hessian: Array, step_size: float) -> float:
+        """Smallest eigenvalue of the precision after a plain update, for messages."""
+
+    def symmetrise(self, hessian: Array) -> Array:
+        """Remove the rounding errors by which an estimated Hessian may be asymmetric."""
+        return hessian
 
     @abstractmethod
     def interpolate(self, other: Self, weight: float) -> Self:
@@ -327,11 +345,13 @@ def standard_normal(n: int, dim: int, rng: np.random.Generator, *, antithetic: b
     return np.concatenate([half, -half[: n // 2]])
 
 
-def as_vector(value: ArrayLike, what: str) -> Array:
+def as_vector(value: ArrayLike, what: str, size: int | None = None) -> Array:
     """Check and return a finite float vector."""
     vector = np.array(value, dtype=float)
     if vector.ndim != 1 or vector.size == 0:
         raise ValueError(f"{what} must be a non-empty vector, got shape {vector.shape}")
+    if size is not None and vector.size != size:
+        raise ValueError(f"{what} has {vector.size} components, expected {size}")
     if not np.isfinite(vector).all():
         raise ValueError(f"{what} is not finite at index {int(np.argmin(np.isfinite(vector)))}")
     return vector

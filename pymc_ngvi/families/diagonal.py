@@ -17,6 +17,8 @@ class _FactorisedGaussian(Gaussian):
     factorised: ClassVar[bool] = True
 
     def __init__(self, mean: Array, precision: Array) -> None:
+        for array in (mean, precision):
+            array.setflags(write=False)  # a member is a value
         self.mean = mean
         self._precision = precision
 
@@ -80,28 +82,40 @@ class _FactorisedGaussian(Gaussian):
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         return np.sqrt(self._precision) * (z * residual).mean(axis=0) - self._precision
 
-    def mix(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
-        return self._updated(self._bare(hessian, step_size), gradient, step_size)
+    def mix(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
+        precision = self._bare(hessian, step_size)
+        if margin > 0 and not np.all(precision > margin * self._precision):
+            return None
+        return self._updated(precision, gradient, step_size)
 
-    def mix_corrected(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
-        # Components do not interact, so only those that left the domain need the correction.
+    def mix_corrected(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
         bare = self._bare(hessian, step_size)
-        root = (1 - step_size) * self._precision - step_size * hessian
-        corrected = (self._precision + np.square(root) / self._precision) / 2
-        return self._updated(np.where(bare > 0, bare, corrected), gradient, step_size)
+        with np.errstate(over="ignore", invalid="ignore"):
+            corrected = (self._precision + bare * (bare / self._precision)) / 2
+            kept = bare > margin * self._precision
+            return self._updated(np.where(kept, bare, corrected), gradient, step_size)
+
+    def smallest_precision(self, hessian: Array, step_size: float) -> float:
+        return float(self._bare(hessian, step_size).min())
 
     def mix_clipped(
         self, gradient: Array, hessian: Array, step_size: float, lowest: float, highest: float
     ) -> Self:
         precision = np.clip(self._bare(hessian, step_size), lowest, highest)
         clipped = self._updated(precision, gradient, step_size)
-        assert clipped is not None, "a clipped precision is positive"
+        if clipped is None:
+            raise domain_error("clipped precision", float(precision.min()))
         return clipped
 
     def interpolate(self, other: Self, weight: float) -> Self:
         precision = (1 - weight) * self.precision + weight * other.precision
         mixed = self._updated(precision, other.precision * (other.mean - self.mean), weight)
-        assert mixed is not None, "a mean of positive precisions is positive"
+        if mixed is None:
+            raise domain_error("interpolated precision", float(precision.min()))
         return mixed
 
     def clip_precision(self, lowest: float, highest: float) -> Self:
@@ -138,7 +152,8 @@ class DiagonalGaussian(_FactorisedGaussian):
 
     @classmethod
     def from_natural(cls, natural: Natural) -> Self:
-        return cls.from_mean_precision(natural.first / (-2 * natural.second), -2 * natural.second)
+        member = cls.from_mean_precision(np.zeros_like(natural.first), -2 * natural.second)
+        return member.with_mean(member.solve(natural.first))
 
     @classmethod
     def from_expectation(cls, expectation: Expectation) -> Self:
@@ -155,8 +170,8 @@ class DiagonalGaussian(_FactorisedGaussian):
 
     @classmethod
     def log_partition(cls, natural: Natural) -> float:
-        quadratic = np.square(natural.first) / natural.second
-        return float(-quadratic.sum() / 4 - np.log(-2 * natural.second).sum() / 2)
+        member = cls.from_natural(natural)
+        return float(natural.first @ member.mean - member.log_det_precision) / 2
 
     @classmethod
     def conjugate(cls, expectation: Expectation) -> float:
@@ -170,7 +185,7 @@ class DiagonalGaussian(_FactorisedGaussian):
         )
 
     def with_mean(self, mean: Array) -> Self:
-        return type(self)(as_vector(mean, "mean"), self.precision)
+        return type(self)(as_vector(mean, "mean", self.dim), self.precision)
 
 
 @final
@@ -213,11 +228,12 @@ class CentredDiagonalGaussian(_FactorisedGaussian):
 
     @classmethod
     def log_partition(cls, natural: Natural) -> float:
-        return float(-np.log(-2 * natural.second).sum() / 2)
+        return -cls.from_natural(natural).log_det_precision / 2
 
     @classmethod
     def conjugate(cls, expectation: Expectation) -> float:
-        return float(-np.log(expectation.second).sum() - expectation.second.size) / 2
+        member = cls.from_expectation(expectation)
+        return (member.log_det_precision - member.dim) / 2
 
     def fisher_product(self, direction: Natural) -> Expectation:
         return Expectation(np.empty(0), 2 * np.square(self.covariance) * direction.second)

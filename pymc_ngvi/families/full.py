@@ -43,6 +43,8 @@ class FullGaussian(Gaussian):
     factorised: ClassVar[bool] = False
 
     def __init__(self, mean: Array, precision: Array, factor: Array) -> None:
+        for array in (mean, precision, factor):
+            array.setflags(write=False)  # a member is a value, and what it caches stays true
         self.mean = mean
         self._precision = precision
         self.factor = factor
@@ -137,16 +139,28 @@ class FullGaussian(Gaussian):
         terms = (squared - 1 - np.log(squared)).sum()
         return 0.5 * float(terms + np.vdot(ratio, ratio) + distance @ distance)
 
-    def mix(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
-        return self._updated(
-            (1 - step_size) * self.precision - step_size * hessian, gradient, step_size
-        )
+    def mix(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
+        precision = (1 - step_size) * self.precision - step_size * hessian
+        if margin > 0 and cholesky(precision - margin * self.precision) is None:
+            return None
+        return self._updated(precision, gradient, step_size)
 
-    def mix_corrected(self, gradient: Array, hessian: Array, step_size: float) -> Self | None:
+    def mix_corrected(
+        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
+    ) -> Self | None:
         # P + eta G + eta^2/2 G inv(P) G = (P + M M') / 2 with M = L + eta G inv(L)'.
         change = -hessian - self.precision
-        root = self.factor + step_size * solve_lower(self.factor, change).T
-        return self._updated((self.precision + root @ root.T) / 2, gradient, step_size)
+        with np.errstate(over="ignore", invalid="ignore"):
+            root = self.factor + step_size * solve_lower(self.factor, change).T
+            return self._updated((self.precision + root @ root.T) / 2, gradient, step_size)
+
+    def smallest_precision(self, hessian: Array, step_size: float) -> float:
+        return _smallest_eigenvalue((1 - step_size) * self.precision - step_size * hessian)
+
+    def symmetrise(self, hessian: Array) -> Array:
+        return symmetrise(hessian)
 
     def mix_clipped(
         self, gradient: Array, hessian: Array, step_size: float, lowest: float, highest: float
@@ -165,15 +179,18 @@ class FullGaussian(Gaussian):
         return mixed
 
     def clip_precision(self, lowest: float, highest: float) -> Self:
-        values, vectors = scipy.linalg.eigh(self.precision)
+        # By the singular values of the factor: the eigenvalues of the precision itself would lose
+        # the small ones, which are the large variances.
+        vectors, roots, _ = scipy.linalg.svd(self.factor)
+        values = np.square(roots)
         # Slack of a rounding error, so that clipping twice changes nothing the second time.
-        slack = 1e-12
-        if values[0] >= lowest * (1 - slack) and values[-1] <= highest * (1 + slack):
+        slack = 1e-9
+        if values[-1] >= lowest * (1 - slack) and values[0] <= highest * (1 + slack):
             return self
         return _from_spectrum(self.mean, np.clip(values, lowest, highest), vectors)
 
     def with_mean(self, mean: Array) -> Self:
-        return type(self)(as_vector(mean, "mean"), self.precision, self.factor)
+        return type(self)(as_vector(mean, "mean", self.dim), self.precision, self.factor)
 
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         return symmetrise(self.factor @ (z.T @ residual) / z.shape[0]) - self.precision
@@ -199,7 +216,8 @@ def _checked(mean: ArrayLike, matrix: ArrayLike, what: str) -> tuple[Array, Arra
     if not np.isfinite(square).all():
         raise ValueError(f"{what} has entries that are not finite")
     asymmetry = np.abs(square - square.T).max()
-    if asymmetry > 1e-8 * np.abs(square).max():
+    scale = np.sqrt(np.abs(square.diagonal()))
+    if np.any(np.abs(square - square.T) > 1e-8 * np.outer(scale, scale)):
         raise ValueError(f"{what} is not symmetric (largest difference {asymmetry:.3g})")
     return vector, symmetrise(square)
 

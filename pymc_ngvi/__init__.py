@@ -1,19 +1,23 @@
 """Natural-gradient variational inference for PyMC.
 
+Importing the package makes ``pm.fit(method="ngvi")`` work.
+
 The core (families, estimators, schedules, projections, guards, algorithm, theory) needs NumPy and
 SciPy only and can be used on any log density with derivatives.
 """
 
 from pymc_ngvi import schedules, theory
+from pymc_ngvi._version import __version__
 from pymc_ngvi.errors import DomainError, NGVIError, NonFiniteError, ScheduleError
 from pymc_ngvi.estimators import BonnetPrice, Stein
 from pymc_ngvi.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
+from pymc_ngvi.inference import NGVI, fit_ngvi
 from pymc_ngvi.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
+from pymc_ngvi.registration import register, unregister
 from pymc_ngvi.subsampling import LinearRegression, Subsampling
 
-__version__ = "0.1.0.dev0"
-
 __all__ = [
+    "NGVI",
     "BonnetPrice",
     "CentredDiagonalGaussian",
     "Composition",
@@ -29,6 +33,12 @@ __all__ = [
     "ScheduleError",
     "Stein",
     "Subsampling",
+    "__version__",
+    "fit_ngvi",
+    "register",
     "schedules",
     "theory",
+    "unregister",
 ]
+
+register()

@@ -391,7 +391,7 @@ def _checked(state: State, target: Any) -> State:
         return state
     q = state.q
     for _ in range(_MOST_RETREATS):
-        if np.isfinite(log_density(q.mean[np.newaxis])).all():
+        if np.isfinite(log_density(np.array([q.mean]))).all():
             break
         q = state.previous.interpolate(q, 0.5)
     else:

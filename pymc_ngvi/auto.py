@@ -212,8 +212,13 @@ class Engine:
             excess = noise.excess(self.accuracy)
             if excess <= 1 and self.n_samples >= FEWEST_DRAWS:
                 return "converged"
+            # A level takes three evaluations of its draws at least: where to start, one step, and
+            # what is left after it.
+            affordable = (self.max_evaluations - state.evaluations) // 3
+            if affordable <= self.n_samples:
+                return "max_evaluations"
             factor = min(8.0, max(2.0, 1.2 * excess))
-            wanted = min(max(int(factor * self.n_samples), FEWEST_DRAWS), MOST_DRAWS)
+            wanted = min(max(int(factor * self.n_samples), FEWEST_DRAWS), MOST_DRAWS, affordable)
             self.n_samples = self._whole_batches(wanted, state.q)
 
     def refine(self, state: State, n_iterations: int) -> Iterations:

@@ -1,0 +1,89 @@
+"""What differs between the supported lines of PyMC, PyTensor and ArviZ.
+
+PyMC 5.28 comes with ArviZ 0.23 and its ``InferenceData``, PyMC 6 with ArviZ 1 and xarray's
+``DataTree``. The rest of the package asks here and never looks at a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pymc
+import xarray
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.ops import ViewOp
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.scalar.basic import Add, Mul
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.ofg import inline_ofg_node
+
+#: Whether this is the line of PyMC 6 and ArviZ 1.
+PYMC_6 = int(pymc.__version__.split(".")[0]) >= 6
+
+
+def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:
+    """Return the groups as one ``InferenceData`` (ArviZ 0) or ``DataTree`` (ArviZ 1)."""
+    if PYMC_6:
+        return xarray.DataTree.from_dict({f"/{name}": group for name, group in groups.items()})
+    from arviz import InferenceData
+
+    return InferenceData(**groups)
+
+
+def interpreted_mode() -> Mode:
+    """PyTensor mode that runs a graph in NumPy and compiles nothing.
+
+    It is ``FAST_COMPILE`` with the rewrites for numerical stability, without which log(1 + exp(x))
+    overflows where the compiled function does not. NumPy takes 32 operands at most, and a model may
+    well add up a hundred variables: wide sums and products are split before and after the other
+    rewrites, and the two rewrites that would merge them again are left out.
+    """
+    mode = get_mode("FAST_COMPILE").including("stabilize")
+    mode = mode.excluding("local_add_canonizer", "local_mul_canonizer")
+    splits = [(_split_everywhere, position) for position in (0, 100)]
+    return Mode(mode.linker, mode.provided_optimizer.register(*splits))
+
+
+def _split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    terms = list(node.inputs)
+    if len(terms) < 31 or not isinstance(node.op.scalar_op, Add | Mul):
+        return None
+    while len(terms) > 1:
+        pairs = [terms[i : i + 2] for i in range(0, len(terms), 2)]
+        terms = [node.op(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return terms
+
+
+_split_everywhere = dfs_rewriter(node_rewriter([Elemwise])(_split))
+
+
+def split_wide_operations(output: Variable) -> Variable:
+    """Split sums and products of more than 30 terms, before derivatives repeat them."""
+    graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
+    _split_everywhere.rewrite(graph)
+    return graph.outputs[0]
+
+
+def inline_inner_graphs(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace operations that are graphs themselves by those graphs, and views by what they view.
+
+    PyTensor 3 defines softmax and its like as graphs. Interpreted, each would compile its inner
+    graph with the C compiler after all, ten seconds for one softmax. PyMC wraps deterministics
+    in views, which a graph vectorised over draws would take element by element.
+
+    The given graph is left as it is.
+    """
+    graph = FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False)
+    _inline_everywhere.rewrite(graph)
+    return list(graph.outputs)
+
+
+def _inline(_graph: FunctionGraph, node: Apply) -> list[Variable]:
+    return inline_ofg_node(node) if isinstance(node.op, OpFromGraph) else node.inputs
+
+
+_inline_everywhere = dfs_rewriter(node_rewriter([OpFromGraph, ViewOp])(_inline))

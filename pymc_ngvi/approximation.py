@@ -1,0 +1,329 @@
+"""The result of a fit, as PyMC's own `FullRank` and `MeanField` approximations.
+
+PyMC keeps an approximation in shared variables: a mean, and a scale whose diagonal passes through a
+softplus. Here these shared variables mirror a Gaussian of :mod:`pymc_ngvi.families`, which stays at
+hand in double precision and is what :meth:`GaussianApproximation.sample` draws from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import pymc
+import pytensor
+import xarray
+from numpy.typing import NDArray
+from pymc.variational.approximations import FullRank, FullRankGroup, MeanField, MeanFieldGroup
+from pymc.variational.opvi import Group
+from pytensor.compile.sharedvalue import SharedVariable
+
+from pymc_ngvi._linalg import lower_factor_of_gram
+from pymc_ngvi.families import Gaussian
+from pymc_ngvi.inferencedata import DrawTransform, to_inference_data, to_multitrace
+from pymc_ngvi.layout import Layout
+
+Array = NDArray[np.float64]
+
+
+class GaussianApproximation:
+    """What the two approximations add to PyMC's: a Gaussian in double precision, and fast draws.
+
+    Use :func:`create_approximation`, which chooses the class that fits the Gaussian.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The fitted model.
+    gaussian : Gaussian
+        The approximation on the model's flat unconstrained vector, in the order of
+        ``model.free_RVs``.
+    initial_point : mapping of str to array, optional
+        The model's initial point, where it is at hand: computing it again would compile a
+        function of all variables, a second for some hundred of them.
+
+    Attributes
+    ----------
+    gaussian : Gaussian
+        The approximation itself; change it with `set_gaussian`.
+    hist : array
+        Negative ELBO of each iteration.
+    report : Report or None
+        How the fit went.
+
+    Notes
+    -----
+    `gaussian` is the truth and the shared variables in `params` its mirror, in the precision of
+    ``pytensor.config.floatX``. Setting the value of a shared variable changes what PyMC's graphs
+    (`mean`, `cov`, `sample_node`) give, but neither `gaussian` nor `sample`.
+    """
+
+    #: Whether the class takes Gaussians with independent components.
+    factorised: ClassVar[bool]
+
+    groups: list[Any]
+    model: pymc.Model
+
+    def __init__(
+        self,
+        model: pymc.Model,
+        gaussian: Gaussian,
+        *,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        if gaussian.factorised != self.factorised:
+            raise TypeError(
+                f"{type(self).__name__} cannot hold a {type(gaussian).__name__}; "
+                "use create_approximation, which chooses the class"
+            )
+        super().__init__(model=model, initial_point=initial_point)  # type: ignore[call-arg]
+        self.hist: Array = np.empty(0)
+        self.report: Any = None
+        self._transform: DrawTransform | None = None
+        self.set_gaussian(gaussian)
+
+    def set_gaussian(self, gaussian: Gaussian) -> None:
+        """Replace the approximation by another Gaussian of the same kind.
+
+        Nothing is compiled: the cost is that of a triangular factor, or of a square root for
+        independent components.
+        """
+        group = self.groups[0]
+        if gaussian.dim != group.ddim:
+            raise ValueError(
+                f"the Gaussian has {gaussian.dim} dimensions, "
+                f"the model {group.ddim} unconstrained parameters"
+            )
+        self.gaussian = gaussian
+        self._factor = covariance_factor(gaussian)
+        group.write(gaussian.mean, self._factor)
+
+    def sample(
+        self,
+        draws: int = 1000,
+        *,
+        model: pymc.Model | None = None,
+        random_seed: Any = None,
+        return_inferencedata: bool = True,
+        include_transformed: bool = False,
+        coords: Mapping[str, Any] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> Any:
+        """Draw from the approximate posterior.
+
+        Parameters
+        ----------
+        draws : int
+            Number of independent draws.
+        model : pymc.Model, optional
+            Compute variables by another model than the fitted one, with the same free variables.
+        random_seed : int, sequence of int, numpy.random.Generator or None
+            The same seed gives the same draws; with more of them, the first ones stay.
+        return_inferencedata : bool
+            False returns PyMC's ``MultiTrace``, with all unconstrained variables.
+        include_transformed : bool
+            Include the unconstrained variables in the posterior, under PyMC's names for them.
+        coords, dims : mapping, optional
+            Additions to the coordinates and dimensions of the model.
+
+        Returns
+        -------
+        arviz.InferenceData, xarray.DataTree or pymc.backends.base.MultiTrace
+            With PyMC 5, with PyMC 6, and with ``return_inferencedata=False``. One chain.
+
+        Notes
+        -----
+        Works inside and outside the context of the model. Deterministics are computed from the
+        data the model holds now, so they follow ``pm.set_data``.
+        """
+        n = _checked_draws(draws)
+        rng = as_generator(random_seed)
+        flat = self._draw_flat(n, rng)
+        transform = self._transform_for(self.model if model is None else model)
+        values = transform(flat, rng)
+        if not return_inferencedata:
+            return to_multitrace(values, transform)
+        return to_inference_data(
+            values,
+            model=transform.model,
+            fit=self._fit_dataset(),
+            include_transformed=include_transformed,
+            coords=coords,
+            dims=dims,
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Order, shapes and names of the flat unconstrained vector."""
+        ordering = self.groups[0].ordering
+        return Layout(self.model, {name: np.empty(entry[2]) for name, entry in ordering.items()})
+
+    def _fit_dataset(self) -> xarray.Dataset:
+        """Return the Gaussian itself, by the names of the unconstrained components."""
+        dims = ("parameter", "parameter_bis")[: self.gaussian.covariance.ndim]
+        spread = "covariance" if len(dims) == 2 else "variance"
+        return xarray.Dataset(
+            {"mean": (dims[:1], self.gaussian.mean), spread: (dims, self.gaussian.covariance)},
+            coords={dim: list(self.layout.names) for dim in dims},
+            attrs={"family": self.gaussian.name},
+        )
+
+    def _draw_flat(self, n: int, rng: np.random.Generator) -> Array:
+        """Draw flat unconstrained vectors, (n, d), in place: three times faster than by a solve."""
+        draws = rng.standard_normal((n, self.gaussian.dim))
+        if self.factorised:
+            draws *= self._factor
+        else:
+            draws = draws @ self._factor.T
+        draws += self.gaussian.mean
+        return draws
+
+    def _transform_for(self, model: pymc.Model) -> DrawTransform:
+        """Return the transform of `model`, built only when the model is not that of last time."""
+        if self._transform is None or not self._transform.matches(model):
+            self._transform = DrawTransform(model, self.groups[0].ordering)
+        return self._transform
+
+
+class _GroupOfKnownShapes(Group):
+    """A group that reads the variables' shapes off a given point.
+
+    PyMC's groups compile the model's initial point twice, for its shapes and as their start; here
+    it is computed at most once. The class stands behind PyMC's own group in the bases of those
+    below, which is where their ``super().__init_group__`` arrives.
+    """
+
+    def __init_group__(self, group: list[Any]) -> None:
+        point = self._kwargs.get("initial_point")
+        if point is None:
+            point = self.model.initial_point(0)
+        self.group = group
+        self.symbolic_initial = self._initial_type("standard_normal_draws")
+        self.input = self._input_type("flat_unconstrained")
+        start = 0
+        for variable in group:
+            value_var = self.model.rvs_to_values[variable]
+            value = np.asarray(point[value_var.name])
+            where = slice(start, start + value.size)
+            place = self.input[where].reshape(value.shape).astype(value.dtype)
+            place.name = f"{value_var.name}_in_flat"
+            self.replacements[value_var] = place
+            self.ordering[value_var.name] = (value_var.name, where, value.shape, value.dtype)
+            start = where.stop
+
+
+class NGVIMeanFieldGroup(MeanFieldGroup, _GroupOfKnownShapes):
+    """PyMC's mean-field group, whose shared variables are written from a diagonal Gaussian."""
+
+    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
+        """Make room for the parameters, which `write` fills."""
+        return _shared(mu=self.ddim, rho=self.ddim)
+
+    def write(self, mean: Array, deviations: Array) -> None:
+        """Copy mean and standard deviations into the shared variables."""
+        _set(self.shared_params, mu=mean, rho=_inverse_softplus(deviations))
+
+
+class NGVIFullRankGroup(FullRankGroup, _GroupOfKnownShapes):
+    """PyMC's full-rank group, whose shared variables are written from a full Gaussian."""
+
+    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
+        """Make room for the parameters, which `write` fills."""
+        return _shared(mu=self.ddim, L_tril=self.num_tril_entries)
+
+    def write(self, mean: Array, factor: Array) -> None:
+        """Copy mean and lower triangular covariance factor into the shared variables."""
+        packed = factor[np.tri(len(mean), dtype=bool)]
+        # Row i of a packed triangle ends at entry i of the diagonal.
+        diagonal = np.cumsum(np.arange(1, len(mean) + 1)) - 1
+        packed[diagonal] = _inverse_softplus(packed[diagonal])
+        _set(self.shared_params, mu=mean, L_tril=packed)
+
+
+class NGVIMeanField(GaussianApproximation, MeanField):
+    """Gaussian approximation with independent components, fitted by natural gradients."""
+
+    _group_class = NGVIMeanFieldGroup
+    factorised = True
+
+
+class NGVIFullRank(GaussianApproximation, FullRank):
+    """Gaussian approximation with full covariance, fitted by natural gradients."""
+
+    _group_class = NGVIFullRankGroup
+    factorised = False
+
+
+def create_approximation(
+    model: pymc.Model,
+    gaussian: Gaussian,
+    *,
+    initial_point: Mapping[str, np.ndarray] | None = None,
+) -> NGVIMeanField | NGVIFullRank:
+    """Wrap a fitted Gaussian as PyMC's `MeanField` or `FullRank`, whichever it is.
+
+    Parameters are those of :class:`GaussianApproximation`.
+    """
+    kind = NGVIMeanField if gaussian.factorised else NGVIFullRank
+    return kind(model, gaussian, initial_point=initial_point)
+
+
+def covariance_factor(gaussian: Gaussian) -> Array:
+    r"""Lower triangular factor S of the covariance, :math:`S S' = \Sigma`, diagonal positive.
+
+    For independent components S is diagonal, and given as the vector of standard deviations. The
+    rows of `unwhiten(I)` otherwise form a root R with R'R the covariance; its QR decomposition
+    gives the factor without ever forming the covariance, whose condition number is that of R
+    squared.
+    """
+    if gaussian.factorised:
+        return np.sqrt(gaussian.variance)
+    centred = gaussian.with_mean(np.zeros(gaussian.dim))
+    return lower_factor_of_gram(centred.unwhiten(np.eye(gaussian.dim)))
+
+
+def as_generator(random_seed: Any) -> np.random.Generator:
+    """Return the generator that a seed of any kind PyMC takes stands for.
+
+    Examples
+    --------
+    >>> int(as_generator(3).integers(100)) == int(as_generator(3).integers(100))
+    True
+    """
+    if isinstance(random_seed, np.random.RandomState):
+        random_seed = random_seed.randint(2**32, size=4, dtype=np.uint32)
+    try:
+        return np.random.default_rng(random_seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"random_seed {random_seed!r} is no seed: give a non-negative integer, a sequence of "
+            "them, a numpy.random.Generator, or None"
+        ) from error
+
+
+def _checked_draws(draws: Any) -> int:
+    try:
+        n = operator.index(draws)
+    except TypeError:
+        raise TypeError(f"draws has to be a positive integer, got {draws!r}") from None
+    if n < 1:
+        raise ValueError(f"draws has to be a positive integer, got {draws!r}")
+    return n
+
+
+def _inverse_softplus(value: Array) -> Array:
+    """Solve log(1 + exp(x)) = value for x, accurate for the tiniest and the largest values."""
+    return value + np.log(-np.expm1(-value))
+
+
+def _shared(**sizes: int) -> dict[str, SharedVariable]:
+    dtype = pytensor.config.floatX
+    return {name: pytensor.shared(np.zeros(size, dtype), name) for name, size in sizes.items()}
+
+
+def _set(parameters: dict[str, SharedVariable], **values: Array) -> None:
+    for name, value in values.items():
+        parameters[name].set_value(np.asarray(value, parameters[name].dtype))

@@ -1,0 +1,165 @@
+"""Where a fit starts: values by name, a previous approximation, or what one returned."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pymc
+from numpy.typing import NDArray
+from pymc.initial_point import make_initial_point_fn
+from pymc.variational.opvi import Approximation
+
+from pymc_ngvi.families import DiagonalGaussian, FullGaussian, Gaussian
+from pymc_ngvi.layout import Layout
+
+Array = NDArray[np.float64]
+
+
+def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) -> Array:
+    """Return the model's initial point with some variables replaced, flat (d,).
+
+    Parameters
+    ----------
+    start : mapping
+        Values by the variable's name, on its own scale, or by the name of its unconstrained value.
+    model : pymc.Model
+    layout : Layout
+    """
+    names = {str(getattr(key, "name", key)): value for key, value in start.items()}
+    _check_names("start", names, layout)
+    plain = {block.variable: block for block in layout}
+    on_own_scale = {
+        name: value for name, value in names.items() if name in plain and plain[name].name != name
+    }
+    point = make_initial_point_fn(
+        model=model, overrides=on_own_scale, jitter_rvs=set(), return_transformed=True
+    )(0)
+    unconstrained = {name: value for name, value in names.items() if name not in on_own_scale}
+    for block in layout:
+        given = unconstrained.get(block.name)
+        if given is not None:
+            point[block.name] = _shaped("start", block.name, given, block.shape)
+        elif np.shape(point[block.name]) != block.shape:
+            raise ValueError(
+                f"start: {block.variable} has shape {np.shape(on_own_scale[block.variable])}, "
+                f"which does not fit the model's {model[block.variable].type}"
+            )
+    flat = layout.flatten(point)
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if bad.size:
+        raise ValueError(
+            f"start: {layout.label(int(bad[0]))} is {flat[bad[0]]} on the unconstrained scale; "
+            "the value lies outside the support, or on its boundary"
+        )
+    return flat
+
+
+def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array:
+    """Return standard deviations (d,) on the unconstrained scale, NaN where none is given."""
+    names = {str(getattr(key, "name", key)): value for key, value in start_sigma.items()}
+    _check_names("start_sigma", names, layout)
+    deviations = np.full(layout.dim, np.nan)
+    for block in layout:
+        for name in {block.name, block.variable} & set(names):
+            given = _shaped("start_sigma", name, names[name], block.shape)
+            if not (given > 0).all():
+                raise ValueError(f"start_sigma: {name} must be positive, got {names[name]!r}")
+            deviations[block.start : block.stop] = given.ravel()
+    return deviations
+
+
+def is_point(start: Any) -> bool:
+    """Whether `start` is a mapping of values (InferenceData and DataTree are mappings too)."""
+    return isinstance(start, Mapping) and not hasattr(start, "groups")
+
+
+def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
+    """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
+    if isinstance(start, Approximation):
+        return _of_approximation(start, layout)
+    groups = _group_names(start)
+    if "fit" not in groups:
+        return None
+    group = start["fit"]
+    _check_same(map(str, group["parameter"].values), layout.names, "start: the InferenceData's fit")
+    mean = group["mean"].values
+    if "covariance" in group:
+        return FullGaussian.from_mean_covariance(mean, group["covariance"].values)
+    return DiagonalGaussian.from_mean_covariance(mean, group["variance"].values)
+
+
+def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:
+    """Return posterior means by variable, of an InferenceData from any sampler."""
+    if "posterior" not in _group_names(start):
+        raise TypeError(
+            "start is a dict of values, a previous approximation or an InferenceData, "
+            f"not {type(start).__name__}"
+        )
+    posterior = start["posterior"]
+    missing = [block.variable for block in layout if block.variable not in posterior]
+    if missing:
+        raise ValueError(f"start: the InferenceData's posterior lacks {', '.join(missing)}")
+    return {
+        block.variable: posterior[block.variable].mean(("chain", "draw")).values for block in layout
+    }
+
+
+def in_family(gaussian: Gaussian, family: type[Gaussian]) -> Gaussian:
+    """Return the member of `family` with the same mean and variances."""
+    if isinstance(gaussian, family):
+        return gaussian
+    centred = family.name.startswith("centred")
+    mean = np.zeros(gaussian.dim) if centred else gaussian.mean
+    covariance = np.diag(gaussian.variance) if family.curvature == "full" else gaussian.variance
+    return family.from_mean_covariance(mean, covariance)
+
+
+def _of_approximation(start: Approximation, layout: Layout) -> Gaussian:
+    if isinstance(getattr(start, "gaussian", None), Gaussian):
+        _check_same(start.layout.names, layout.names, "start: the approximation")
+        return start.gaussian  # type: ignore[no-any-return]
+    if len(start.groups) != 1 or not start.groups[0].has_logq:
+        raise TypeError(f"start: {type(start).__name__} is not a single Gaussian to start from")
+    blocks = [(entry[0], tuple(entry[2])) for entry in start.groups[0].ordering.values()]
+    _check_same(
+        [f"{name} {shape}" for name, shape in blocks],
+        [f"{block.name} {block.shape}" for block in layout],
+        "start: the approximation",
+    )
+    mean = np.asarray(start.mean.eval(), float)
+    return FullGaussian.from_mean_covariance(mean, np.asarray(start.cov.eval(), float))
+
+
+def _group_names(start: Any) -> list[str]:
+    groups = getattr(start, "groups", ())
+    names = groups() if callable(groups) else groups
+    return [str(name).strip("/") for name in names]
+
+
+def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:
+    known = {name for block in layout for name in (block.name, block.variable)}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {sorted(known)}"
+            raise ValueError(f"{option}: the model has no free variable {name!r}{hint}")
+
+
+def _check_same(found: Iterable[str], expected: Iterable[str], what: str) -> None:
+    found, expected = list(found), list(expected)
+    if found != expected:
+        differing = sorted(set(found) ^ set(expected)) or ["their order"]
+        raise ValueError(
+            f"{what} is of another model: the unconstrained parameters differ in "
+            f"{', '.join(differing[:5])}{' and more' if len(differing) > 5 else ''}"
+        )
+
+
+def _shaped(option: str, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    array = np.asarray(value, float)
+    if array.shape not in ((), shape):
+        raise ValueError(f"{option}: {name} has shape {array.shape}, the model asks for {shape}")
+    return np.broadcast_to(array, shape)

@@ -1,0 +1,36 @@
+"""The code of the documentation's pages runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pymc as pm
+import pytensor
+
+from tests.models import MODELS
+
+PAGES = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page):
+    return re.findall(
+        r"^```python\n(.*?)^```", (PAGES / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+
+
+def test_core():
+    namespace = {}
+    for block in blocks("core.md"):
+        exec(compile(block, "core.md", "exec"), namespace)
+    assert namespace["result"].status == "max_iterations"
+    assert namespace["plan"].bound <= 0.01
+
+
+def test_fitting():
+    namespace = {"model": MODELS["conjugate_normal"](), "pm": pm}
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        for block in blocks("fitting.md"):
+            exec(compile(block, "fitting.md", "exec"), namespace)
+    assert namespace["approx"].report.status == "max_iterations"
+    assert len(namespace["tracker"]["mean"]) > 0

@@ -1,0 +1,31 @@
+"""The README's code runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytensor
+import pytest
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"^( *)```python\n(.*?)^ *```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "block", [textwrap.dedent(code) for _, code in BLOCKS], ids=range(len(BLOCKS))
+)
+def test_code(block, capsys):
+    # Interpreted by default: the point is the code, not the backend.
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    if "print" in block:
+        for line in ("converged", "fullrank, 3 parameters, bonnet-price", "slope[dose]"):
+            assert line in printed
+            assert line in TEXT
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) == 2

@@ -162,7 +162,8 @@ class Result:
 
 
 Callback: TypeAlias = Callable[[State, Info], object]
-Iterations: TypeAlias = Generator[tuple[State, Info], None, str]
+#: Iterations as they come; at the end the status, and the state with all evaluations counted.
+Iterations: TypeAlias = Generator[tuple[State, Info], None, tuple[str, State]]
 
 
 def init(q: Gaussian, projection: Projection | None = None) -> State:
@@ -336,7 +337,7 @@ def iterate(
                 averaging=averaging,
             )
             yield current, info
-        return "max_iterations"
+        return "max_iterations", current
 
     return generate()
 
@@ -353,7 +354,7 @@ def drive(
     Parameters
     ----------
     iterations : generator of (State, Info)
-        Whatever it returns at its end is the status.
+        Which returns, at its end, the status and the final state.
     state : State
         The state it starts from.
     callbacks : iterable of callables
@@ -368,7 +369,7 @@ def drive(
             try:
                 state, info = next(iterations)
             except StopIteration as end:
-                status = end.value
+                status, state = end.value
                 break
             history.append(info)
             if _wants_to_stop(callbacks, state, info):

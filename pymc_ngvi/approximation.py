@@ -7,7 +7,6 @@ hand in double precision and is what :meth:`GaussianApproximation.sample` draws 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from pymc_ngvi._linalg import lower_factor_of_gram
 from pymc_ngvi.families import Gaussian
 from pymc_ngvi.inferencedata import DrawTransform, to_inference_data, to_multitrace
 from pymc_ngvi.layout import Layout
+from pymc_ngvi.schedules import check_count
 
 Array = NDArray[np.float64]
 
@@ -139,7 +139,7 @@ class GaussianApproximation:
         Works inside and outside the context of the model. Deterministics are computed from the
         data the model holds now, so they follow ``pm.set_data``.
         """
-        n = _checked_draws(draws)
+        n = check_count("draws", draws)
         rng = as_generator(random_seed)
         flat = self._draw_flat(n, rng)
         transform = self._transform_for(self.model if model is None else model)
@@ -302,16 +302,6 @@ def as_generator(random_seed: Any) -> np.random.Generator:
             f"random_seed {random_seed!r} is no seed: give a non-negative integer, a sequence of "
             "them, a numpy.random.Generator, or None"
         ) from error
-
-
-def _checked_draws(draws: Any) -> int:
-    try:
-        n = operator.index(draws)
-    except TypeError:
-        raise TypeError(f"draws has to be a positive integer, got {draws!r}") from None
-    if n < 1:
-        raise ValueError(f"draws has to be a positive integer, got {draws!r}")
-    return n
 
 
 def _inverse_softplus(value: Array) -> Array:

@@ -26,7 +26,7 @@ from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein
 from pymc_ngvi.families import Gaussian, Natural, standard_normal
 from pymc_ngvi.guards import Guard
-from pymc_ngvi.projections import Projection
+from pymc_ngvi.projections import Identity, Projection
 
 Array = NDArray[np.float64]
 
@@ -197,26 +197,26 @@ class Engine:
         last = state.iteration + n_iterations
         self.n_samples = self._whole_batches(WARM_UP_DRAWS, state.q)
         while True:
-            level = self._level(state)
+            level = self._level(state, at_least_one=state.iteration == last - n_iterations)
             while True:
                 try:
                     state, info = next(level)
                 except StopIteration as end:
-                    noise = end.value
+                    state, noise = end.value
                     break
                 yield state, info
                 if state.iteration >= last:
-                    return "max_iterations"
+                    return "max_iterations", state
                 if state.evaluations >= self.max_evaluations:
-                    return "max_evaluations"
+                    return "max_evaluations", state
             excess = noise.excess(self.accuracy)
             if excess <= 1 and self.n_samples >= FEWEST_DRAWS:
-                return "converged"
+                return "converged", state
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
             affordable = (self.max_evaluations - state.evaluations) // 3
             if affordable <= self.n_samples:
-                return "max_evaluations"
+                return "max_evaluations", state
             factor = min(8.0, max(2.0, 1.2 * excess))
             wanted = min(max(int(factor * self.n_samples), FEWEST_DRAWS), MOST_DRAWS, affordable)
             self.n_samples = self._whole_batches(wanted, state.q)
@@ -226,15 +226,18 @@ class Engine:
         self.n_samples = self._whole_batches(min(2 * self.n_samples, MOST_DRAWS), state.q)
         last = state.iteration + n_iterations
         while state.iteration < last:
+            before = state.iteration
             for moved, info in self._level(state, at_least_one=True):
                 state = moved
                 yield state, info
                 if state.iteration >= last:
                     break
-        return "max_iterations"
+            if state.iteration == before:
+                break  # no step is progress any more
+        return "refined", state
 
     def _level(self, state: State, *, at_least_one: bool = False) -> _Level:
-        """Iterate on one set of draws until it settles; returns the noise it leaves."""
+        """Iterate on one set of draws until it settles; returns the state and the noise left."""
         each = self.n_samples // BATCHES
         z = [standard_normal(each, state.q.dim, self.rng, antithetic=True) for _ in range(BATCHES)]
         state, here = self._finite_start(state, z)
@@ -251,13 +254,23 @@ class Engine:
             gain = here.estimate.elbo - previous.estimate.elbo
             if warming_up and 0 <= gain < 0.01 * state.q.dim:
                 break  # to have come near is enough
-        return here.noise
+        return state, here.noise
 
     def _evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
         estimates = [self.estimator.at(self.target, q, batch) for batch in z]
         pooled = pool(estimates)
-        asked = squared_displacement(q, pooled.gradient, pooled.hessian + q.precision)
-        return Sample(q, pooled, noise_of_pooled(q, estimates, pooled), asked)
+        return Sample(q, pooled, noise_of_pooled(q, estimates, pooled), self._asked(q, pooled))
+
+    def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
+        """Squared displacement an estimate asks for, less what the projection takes back."""
+        if isinstance(self.projection, Identity):
+            return squared_displacement(q, estimate.gradient, estimate.hessian + q.precision)
+        end = self.projection(self.guard(q, estimate, 1.0).q)
+        return Noise(
+            np.square(end.mean - q.mean) / q.variance,
+            np.square(np.log(end.variance / q.variance) / 2),
+            end.kl(q),
+        )
 
     def _finite_start(self, state: State, z: Sequence[Array]) -> tuple[State, Sample]:
         """Evaluate where a level starts, narrowed until the target is finite on all draws."""
@@ -316,7 +329,7 @@ class Engine:
         return -(-least // pairs) * pairs
 
 
-_Level: TypeAlias = Generator[tuple[State, Info], None, Noise]
+_Level: TypeAlias = Generator[tuple[State, Info], None, tuple[State, Noise]]
 
 
 def starting_member(

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pymc_ngvi.algorithm import Result
+import numpy as np
+
+from pymc_ngvi.algorithm import Info, Result
+from pymc_ngvi.families import Gaussian, standard_normal
+
+#: Fresh draws for the ELBO of the report.
+ELBO_DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,7 @@ class Report:
     ----------
     status : str
         "converged", or why it stopped: "max_iterations", "max_evaluations",
-        "stopped_by_callback", "interrupted", "failed".
+        "stopped_by_callback", "interrupted", "failed"; "refined" after `refine`.
     family, estimator : str
     dim : int
         Number of unconstrained parameters.
@@ -24,7 +32,8 @@ class Report:
     evaluations : int
         Evaluations of the log density with its derivatives.
     elbo, elbo_se : float
-        ELBO seen by the last iteration, and its standard error: higher is better.
+        Mean of log p - log q over fresh draws from the result, and its standard error: higher is
+        better. After an interrupt or a failure, those of the last iteration.
     max_step_kl : float
         Largest KL divergence of a step, in nats.
     guard_activations : int
@@ -32,7 +41,7 @@ class Report:
     retreats : int
         Times a step was halved because the log density was not finite where it led.
     compile_seconds, fit_seconds : float
-        Time until the first iteration could start, and from there on.
+        Time until the first iteration could start, and from there on, refinements included.
     """
 
     status: str
@@ -50,17 +59,19 @@ class Report:
     fit_seconds: float
 
     @classmethod
-    def from_result(
+    def from_history(
         cls,
+        history: Sequence[Info],
         result: Result,
         *,
+        elbo: tuple[float, float],
         estimator: str,
         compile_seconds: float,
         fit_seconds: float,
     ) -> Report:
-        """Summarise the outcome of a run."""
-        history = result.history
-        last = history[-1] if history else None
+        """Summarise a fit: all its iterations, and the result of its last run."""
+        if history and np.isnan(elbo[0]):
+            elbo = history[-1].elbo, history[-1].elbo_se
         return cls(
             status=result.status,
             family=result.q.name,
@@ -68,8 +79,8 @@ class Report:
             dim=result.q.dim,
             iterations=len(history),
             evaluations=result.state.evaluations,
-            elbo=last.elbo if last else float("nan"),
-            elbo_se=last.elbo_se if last else float("nan"),
+            elbo=elbo[0],
+            elbo_se=elbo[1],
             max_step_kl=max((info.kl for info in history), default=0.0),
             guard_activations=sum(info.guard_active for info in history),
             retreats=sum(info.retreats for info in history),
@@ -100,3 +111,11 @@ class Report:
             for name, value in self._rows()
         )
         return f"<table>{''.join(cells)}</table>"
+
+
+def fresh_elbo(target: Any, q: Gaussian, rng: np.random.Generator) -> tuple[float, float]:
+    """ELBO of q on fresh antithetic draws, with the standard error over the pairs."""
+    z = standard_normal(ELBO_DRAWS, q.dim, rng, antithetic=True)
+    log_ratio = target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
+    pairs = log_ratio.reshape(2, -1).mean(axis=0)
+    return float(pairs.mean()), float(pairs.std(ddof=1) / np.sqrt(len(pairs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,33 +14,21 @@ import pymc
 from pymc.progress_bar import default_progress_theme
 from pymc.variational.inference import Inference
 
-from pymc_ngvi import algorithm, schedules
-from pymc_ngvi.algorithm import Info, Iterations, Result, State
+from pymc_ngvi.algorithm import State
 from pymc_ngvi.approximation import (
     NGVIFullRank,
     NGVIMeanField,
     as_generator,
     create_approximation,
 )
-from pymc_ngvi.auto import Engine, starting_member
-from pymc_ngvi.diagnostics import Report
-from pymc_ngvi.errors import NonFiniteError, warn
+from pymc_ngvi.auto import starting_member
 from pymc_ngvi.estimators import Stein
-from pymc_ngvi.families import Gaussian
+from pymc_ngvi.fitting import Fit, PyMCCallback
 from pymc_ngvi.options import Options, split_keywords
 from pymc_ngvi.progress import ProgressBar
 from pymc_ngvi.schedules import check_count
-from pymc_ngvi.start import (
-    in_family,
-    is_point,
-    posterior_means,
-    previous_gaussian,
-    starting_deviations,
-    starting_point,
-)
+from pymc_ngvi.start import Start, resolve_start
 from pymc_ngvi.target import Target, compile_target
-
-PyMCCallback = Callable[[Any, np.ndarray | None, int], object]
 
 
 class NGVI(Inference):
@@ -82,34 +70,29 @@ class NGVI(Inference):
         self.options = Options(**chosen)
         self.model = pymc.modelcontext(model)
         self.hist = np.empty(0)
-        self.state: State | None = None
-        self._run: _Run | None = None
+        self._fit: Fit | None = None
         self._compilation = (backend, compile_kwargs)
+        begin = time.perf_counter()
         self._target = self._build_target()
-        self._point = self._start_vector()
-        self._deviations = (
-            None
-            if self.options.start_sigma is None
-            else starting_deviations(self.options.start_sigma, self._target.layout)
-        )
-
-    @classmethod
-    def from_keywords(
-        cls, model: pymc.Model | None, keywords: Mapping[str, Any]
-    ) -> tuple[NGVI, dict[str, Any]]:
-        """Build from the keywords of ``pm.fit``; also returns those that belong to `fit`."""
-        options, rest = split_keywords(keywords, _FIT_KEYWORDS)
-        compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs")}
-        return cls(model=model, **compilation, **options), rest
+        self._start = resolve_start(self.options, self.model, self._target.layout)
+        self._building_seconds = time.perf_counter() - begin
 
     @cached_property
     def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
         """The approximation, updated by `fit`."""
-        point = self._target.unflatten(self._target.initial_point)
-        start = self._previous or starting_member(
-            self._family, self._point, None, deviations=self._deviations
+        start = self._start.gaussian or starting_member(
+            self.options.family,
+            self._start.point_or(self._target.initial_point),
+            None,
+            deviations=self._start.deviations,
         )
+        point = self._target.unflatten(self._target.initial_point)
         return create_approximation(self.model, start, initial_point=point)
+
+    @property
+    def state(self) -> State | None:
+        """State of the algorithm after the last fit."""
+        return None if self._fit is None else self._fit.state
 
     def fit(
         self,
@@ -148,21 +131,34 @@ class NGVI(Inference):
         draws : int
             Number of these.
         **options
-            As in the constructor, except `family`.
+            As in the constructor, except `family`; they hold for this fit.
 
         Returns
         -------
         NGVIFullRank, NGVIMeanField or InferenceData
         """
-        n = check_count("n", n)
-        draws = check_count("draws", draws)
-        self._override(options)
+        n, draws = check_count("n", n), check_count("draws", draws)
+        chosen, start = self._overridden(options)
+        rng = as_generator(chosen.random_seed)
         if (backend, compile_kwargs) not in ((None, None), self._compilation):
             self._compilation = (backend, compile_kwargs)
             self._target = self._build_target()
-        rng = as_generator(self.options.random_seed)
-        self._run = _Run(self, rng, score=score is not False, callbacks=callbacks or [])
-        self._run.start(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        fit = Fit(
+            self.approx,
+            self._target,
+            chosen,
+            start,
+            rng,
+            score=score is not False,
+            callbacks=callbacks or [],
+            seconds=self._building_seconds,
+        )
+        fit.compile()
+        self._fit = fit
+        try:
+            fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        finally:
+            self.hist = self.approx.hist
         for group in self.approx.groups:
             group.include_transformed = include_transformed
         if not return_inferencedata:
@@ -176,10 +172,13 @@ class NGVI(Inference):
         progressbar_theme: Any = default_progress_theme,
     ) -> None:
         """Go on for n more iterations from where the fit stopped."""
-        if self._run is None:
+        if self._fit is None:
             raise TypeError("Need to call `.fit` first")
         n = check_count("n", n)
-        self._run.go_on(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        try:
+            self._fit.refine(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        finally:
+            self.hist = self.approx.hist
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
         """Not of use here: profile the target, with ``compile_kwargs={"profile": True}``."""
@@ -187,52 +186,27 @@ class NGVI(Inference):
             "NGVI has no step function to profile; pass compile_kwargs={'profile': True} to fit"
         )
 
-    @property
-    def _family(self) -> type[Gaussian]:
-        return self.options.family  # type: ignore[no-any-return]
-
-    @cached_property
-    def _previous(self) -> Gaussian | None:
-        """The Gaussian a previous fit left, in this family, if that is what `start` is."""
-        if self.options.start is None or is_point(self.options.start):
-            return None
-        gaussian = previous_gaussian(self.options.start, self._target.layout)
-        return None if gaussian is None else in_family(gaussian, self._family)
-
-    def _start_vector(self) -> np.ndarray:
-        start, layout = self.options.start, self._target.layout
-        if start is None:
-            return self._target.initial_point
-        if self._previous is not None:
-            return self._previous.mean
-        if not is_point(start):
-            start = posterior_means(start, layout)
-        return starting_point(start, self.model, layout)
-
     def _build_target(self) -> Target:
         backend, compile_kwargs = self._compilation
+        gradients_only = isinstance(self.options.estimator, Stein)
         return compile_target(
             self.model,
             backend=backend,
             compile_kwargs=compile_kwargs,
-            curvature="none" if self._gradients_only else self._family.curvature,
+            curvature="none" if gradients_only else self.options.family.curvature,
         )
 
-    @property
-    def _gradients_only(self) -> bool:
-        return isinstance(self.options.estimator, Stein)
-
-    def _override(self, options: Mapping[str, Any]) -> None:
+    def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, Start]:
+        """Return the options of one fit and where it starts; nothing is kept."""
         chosen, _ = split_keywords(options, set())
         if "family" in chosen:
             raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
         if not chosen:
-            return
-        self.options = dataclasses.replace(self.options, **chosen)
-        self.__dict__.pop("_previous", None)
-        self._point = self._start_vector()
-        if self.options.start_sigma is not None:
-            self._deviations = starting_deviations(self.options.start_sigma, self._target.layout)
+            return self.options, self._start
+        merged = dataclasses.replace(self.options, **chosen)
+        if not {"start", "start_sigma"} & set(chosen):
+            return merged, self._start
+        return merged, resolve_start(merged, self.model, self._target.layout)
 
 
 _FIT_KEYWORDS = {
@@ -242,145 +216,30 @@ _FIT_KEYWORDS = {
 }
 
 
-class _Run:
-    """One fit of an inference: compiling, iterating, and keeping the approximation up to date."""
-
-    def __init__(
-        self,
-        inference: NGVI,
-        rng: np.random.Generator,
-        *,
-        score: bool,
-        callbacks: Sequence[PyMCCallback],
-    ) -> None:
-        self.inference = inference
-        self.options = inference.options
-        self.target = inference._target
-        self.rng = rng
-        self.score = score
-        self.callbacks = callbacks
-        self.losses: list[float] = []
-        self.engine: Engine | None = None
-        self.compile_seconds = 0.0
-
-    def start(self, n: int, progress: ProgressBar) -> None:
-        """Compile, choose where to start, and fit."""
-        begin = time.perf_counter()
-        state = State(self._first_member())
-        self.compile_seconds = time.perf_counter() - begin
-        if self.options.automatic:
-            self.engine = self._make_engine()
-            self._drive(state, self.engine.fit(state, n), progress)
-            self._announce_budget()
-        else:
-            self._drive(state, self._schedule(state, n), progress)
-
-    def go_on(self, n: int, progress: ProgressBar) -> None:
-        """Continue from the last state."""
-        state = self.inference.state
-        assert state is not None, "a fit has left a state"
-        if self.engine is None:
-            iterations = self._schedule(state, n)
-        else:
-            iterations = self.engine.refine(state, n)
-        self._drive(state, iterations, progress)
-
-    def _first_member(self) -> Gaussian:
-        inference, target = self.inference, self.target
-        target.check_start(inference._point)
-        estimator = self.options.estimator
-        if not isinstance(estimator, Stein) and target.hessian_route == "none":
-            self.options = dataclasses.replace(
-                self.options, estimator=Stein(antithetic=estimator.antithetic)
-            )
-        start = inference._previous
-        if start is None:
-            hessian = None
-            if not isinstance(self.options.estimator, Stein):
-                at_start = target.evaluate(
-                    inference._point[np.newaxis], inference._family.curvature
-                ).hessian
-                hessian = None if at_start is None else at_start[0]
-            start = starting_member(
-                inference._family, inference._point, hessian, deviations=inference._deviations
-            )
-        return self.options.projection(start)
-
-    def _make_engine(self) -> Engine:
-        options = self.options
-        return Engine(
-            self.target,
-            estimator=options.estimator,
-            guard=options.guard,
-            projection=options.projection,
-            accuracy=options.accuracy,
-            max_evaluations=options.max_evaluations,
-            rng=self.rng,
-        )
-
-    def _schedule(self, state: State, n: int) -> Iterations:
-        options = self.options
-        return algorithm.iterate(
-            self.target,
-            state,
-            n_iterations=n,
-            step_size=schedules.decreasing() if options.step_size is None else options.step_size,
-            n_samples=10 if options.n_samples is None else options.n_samples,
-            estimator=options.estimator,
-            guard=options.guard,
-            projection=options.projection,
-            averaging=options.averaging,
-            rng=self.rng,
-        )
-
-    def _drive(self, state: State, iterations: Iterations, progress: ProgressBar) -> None:
-        begin = time.perf_counter()
-        callbacks = [self._record, progress.update, self._call_back]
-        try:
-            with progress:
-                result = algorithm.drive(iterations, state, callbacks, self.target)
-        except Exception as error:
-            self._finish(error.result, time.perf_counter() - begin)  # type: ignore[attr-defined]
-            error.approximation = self.inference.approx  # type: ignore[attr-defined]
-            if isinstance(error, NonFiniteError):
-                error.args = (f"{error}\n\n{self.target.describe(error.draws[0])}",)
-            raise
-        self._finish(result, time.perf_counter() - begin)
-
-    def _announce_budget(self) -> None:
-        budgets = {"max_iterations": "n", "max_evaluations": "max_evaluations"}
-        budget = budgets.get(self.inference.approx.report.status)
-        if budget:
-            warn(
-                f"ngvi stopped on its budget before reaching accuracy={self.options.accuracy:g}: "
-                f"raise {budget}, or call refine"
-            )
-
-    def _record(self, state: State, info: Info) -> None:
-        self.losses.append(-info.elbo)
-
-    def _call_back(self, state: State, info: Info) -> None:
-        if not self.callbacks:
-            return
-        approx = self.inference.approx
-        approx.set_gaussian(state.fitted)
-        losses = np.array(self.losses) if self.score else None
-        for callback in self.callbacks:
-            callback(approx, losses, state.iteration)
-
-    def _finish(self, result: Result, seconds: float) -> None:
-        inference = self.inference
-        inference.state = result.state
-        inference.approx.set_gaussian(result.q)
-        if self.score:
-            inference.hist = np.array(self.losses)
-        inference.approx.hist = inference.hist
-        inference.approx.report = Report.from_result(
-            result,
-            estimator=self.options.estimator.name,
-            compile_seconds=self.compile_seconds,
-            fit_seconds=seconds,
-        )
+def fit_method(
+    method: str | NGVI,
+    n: int = 10_000,
+    *,
+    model: pymc.Model | None = None,
+    inf_kwargs: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> Any:
+    """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
+    # PyMC's own `fit` fills in None for what was not given.
+    given = {
+        name: value
+        for name, value in keywords.items()
+        if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
+    }
+    given = dict(inf_kwargs or {}) | given
+    if isinstance(method, NGVI):
+        return method.fit(n, **given)
+    check_count("n", n)
+    check_count("draws", given.get("draws", 1))
+    options, rest = split_keywords(given, _FIT_KEYWORDS)
+    as_generator(options.get("random_seed"))
+    compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs")}
+    return NGVI(model=model, **compilation, **options).fit(n, **rest)
 
 
 def fit_ngvi(
@@ -388,7 +247,7 @@ def fit_ngvi(
     *,
     model: pymc.Model | None = None,
     draws: int = 1000,
-    **kwargs: Any,
+    **keywords: Any,
 ) -> Any:
     """Fit by NGVI and return draws from the approximate posterior.
 
@@ -400,12 +259,13 @@ def fit_ngvi(
         That of the context by default.
     draws : int
         Number of draws.
-    **kwargs
-        Any keyword of ``pm.fit(method="ngvi")``.
+    **keywords
+        Any other keyword of ``pm.fit(method="ngvi")``.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
     """
-    inference, rest = NGVI.from_keywords(model, kwargs)
-    return inference.fit(n, draws=draws, return_inferencedata=True, **rest)
+    if not keywords.pop("return_inferencedata", True):
+        raise TypeError("fit_ngvi returns InferenceData; pm.fit returns the approximation")
+    return fit_method("ngvi", n, model=model, draws=draws, return_inferencedata=True, **keywords)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pymc_ngvi.errors import warn
-from pymc_ngvi.estimators import BonnetPrice, Stein
+from pymc_ngvi.estimators import BonnetPrice, Estimator, Stein
 from pymc_ngvi.families import get_family
 from pymc_ngvi.guards import get_guard
 from pymc_ngvi.projections import Identity, check_projection
@@ -94,6 +94,11 @@ class Options:
         if not self.accuracy > 0:
             raise ValueError(f"accuracy must be positive, got {self.accuracy!r}")
         check_count("max_evaluations", self.max_evaluations)
+        if self.automatic and not hasattr(self.estimator, "at"):
+            raise ValueError(
+                f"estimator {self.estimator!r} cannot evaluate given draws (it has no `at`), which "
+                "the automatic engine needs: name a step_size or n_samples"
+            )
         if self.averaging and self.automatic:
             raise ValueError(
                 "averaging belongs to Algorithm 1: name a step_size or n_samples as well. The "
@@ -129,9 +134,9 @@ def split_keywords(
     )
 
 
-def _as_estimator(estimator: Any) -> BonnetPrice | Stein:
-    if isinstance(estimator, BonnetPrice | Stein):
-        return estimator
+def _as_estimator(estimator: Any) -> Estimator:
+    if callable(estimator) and not isinstance(estimator, type):
+        return estimator  # type: ignore[no-any-return]
     if isinstance(estimator, str) and estimator.lower() in _ESTIMATORS:
         return _ESTIMATORS[estimator.lower()]()
     near = difflib.get_close_matches(str(estimator).lower(), _ESTIMATORS, n=1)

@@ -11,11 +11,18 @@ import pymc
 import pymc.variational
 import pymc.variational.inference
 
-from pymc_ngvi.inference import NGVI
+from pymc_ngvi.inference import NGVI, fit_method
 
 _HOMES = (pymc, pymc.variational, pymc.variational.inference)
-_MARK = "_pymc_ngvi_original"
 _NAME = "ngvi"
+
+# PyMC's own, below whatever wrappers stand on it by now.
+_SIGNATURE = inspect.signature(inspect.unwrap(pymc.variational.inference.fit))
+
+# Our wrappers and what each stands on. Kept with PyMC, so that reloading this package finds them.
+_wrapped: dict[Callable[..., Any], Callable[..., Any]] = pymc.__dict__.setdefault(
+    "_pymc_ngvi_wrapped", {}
+)
 
 
 def register() -> None:
@@ -23,53 +30,34 @@ def register() -> None:
 
     Every other method goes to PyMC's own function as before. Registering twice does no harm.
     """
+    ours = {original: wrapper for wrapper, original in _wrapped.items()}
     for home in _HOMES:
-        if not hasattr(home.fit, _MARK):
-            home.fit = _wrap(home.fit)
+        if home.fit not in _wrapped:
+            wrapper = ours.get(home.fit) or _wrap(home.fit)
+            ours[home.fit] = wrapper
+            _wrapped[wrapper] = home.fit
+            home.fit = wrapper
 
 
 def unregister() -> None:
-    """Restore PyMC's own ``pm.fit`` wherever it is still ours."""
+    """Restore ``pm.fit`` wherever it is still ours: a wrapper put on top of it stays."""
     for home in _HOMES:
-        home.fit = getattr(home.fit, _MARK, home.fit)
+        home.fit = _wrapped.get(home.fit, home.fit)
 
 
-@functools.cache
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        method = arguments.pop("method", "advi")
+        method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
         if isinstance(method, NGVI) or (isinstance(method, str) and method.lower() == _NAME):
-            return _fit(method, **arguments.pop("kwargs", {}) | arguments)
+            arguments = _SIGNATURE.bind(*args, **kwargs).arguments
+            return fit_method(**arguments.pop("kwargs", {}) | arguments)
         try:
             return original(*args, **kwargs)
         except KeyError as error:
             message = str(error.args[0]) if error.args else ""
-            if message.startswith("method should be one of"):
+            if message.startswith("method should be one of") and _NAME not in message:
                 raise KeyError(message.replace("{", f"{{'{_NAME}', ", 1)) from None
             raise
 
-    setattr(fit, _MARK, original)
     return fit
-
-
-def _fit(
-    method: str | NGVI,
-    *,
-    n: int = 10_000,
-    model: pymc.Model | None = None,
-    inf_kwargs: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> Any:
-    # PyMC's own `fit` fills in None for what was not given.
-    for name in ("random_seed", "start", "start_sigma", "backend"):
-        if kwargs.get(name, ...) is None:
-            del kwargs[name]
-    kwargs = (inf_kwargs or {}) | kwargs
-    if isinstance(method, NGVI):
-        return method.fit(n, **kwargs)
-    inference, rest = NGVI.from_keywords(model, kwargs)
-    return inference.fit(n, **rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,47 @@ from pymc.variational.opvi import Approximation
 
 from pymc_ngvi.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.layout import Layout
+from pymc_ngvi.options import Options
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a fit starts, as far as that was given.
+
+    Attributes
+    ----------
+    gaussian : Gaussian or None
+        What a previous fit left, in the family of this one.
+    point : array, (d,), or None
+    deviations : array, (d,), or None
+        Standard deviations, NaN where none is given.
+    """
+
+    gaussian: Gaussian | None = None
+    point: Array | None = None
+    deviations: Array | None = None
+
+    def point_or(self, default: Array) -> Array:
+        """Return the point to start from, which is `default` where none was given."""
+        if self.gaussian is not None:
+            return self.gaussian.mean.copy()
+        return default if self.point is None else self.point
+
+
+def resolve_start(options: Options, model: pymc.Model, layout: Layout) -> Start:
+    """Turn the options `start` and `start_sigma` into members and vectors of the flat space."""
+    start, sigma = options.start, options.start_sigma
+    deviations = None if sigma is None else starting_deviations(sigma, layout)
+    if start is None:
+        return Start(deviations=deviations)
+    is_point = isinstance(start, Mapping) and not hasattr(start, "groups")  # as InferenceData has
+    gaussian = None if is_point else previous_gaussian(start, layout)
+    if gaussian is not None:
+        return Start(in_family(gaussian, options.family), deviations=deviations)
+    values = start if is_point else posterior_means(start, layout)
+    return Start(point=starting_point(values, model, layout), deviations=deviations)
 
 
 def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) -> Array:
@@ -25,26 +65,30 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     ----------
     start : mapping
         Values by the variable's name, on its own scale, or by the name of its unconstrained value.
+        Names of deterministics and data are passed over, as ``pm.find_MAP`` returns them too.
     model : pymc.Model
     layout : Layout
     """
-    names = {str(getattr(key, "name", key)): value for key, value in start.items()}
+    names = _by_name(start, "start")
+    others = set(model.named_vars) - {block.variable for block in layout}
+    names = {name: value for name, value in names.items() if name not in others}
     _check_names("start", names, layout)
-    plain = {block.variable: block for block in layout}
-    on_own_scale = {
-        name: value for name, value in names.items() if name in plain and plain[name].name != name
-    }
-    point = make_initial_point_fn(
-        model=model, overrides=on_own_scale, jitter_rvs=set(), return_transformed=True
-    )(0)
-    unconstrained = {name: value for name, value in names.items() if name not in on_own_scale}
+    overrides = {}
     for block in layout:
-        given = unconstrained.get(block.name)
-        if given is not None:
-            point[block.name] = _shaped("start", block.name, given, block.shape)
+        if block.name in names:
+            names[block.name] = _shaped("start", block.name, names[block.name], block.shape)
+            overrides[block.name] = names[block.name]
+        elif block.variable in names:
+            overrides[block.variable] = _on_own_scale(model, block.variable, names[block.variable])
+    point = make_initial_point_fn(
+        model=model, overrides=overrides, jitter_rvs=set(), return_transformed=True
+    )(0)
+    for block in layout:
+        if block.name in names:
+            point[block.name] = names[block.name]  # exactly, not there and back
         elif np.shape(point[block.name]) != block.shape:
             raise ValueError(
-                f"start: {block.variable} has shape {np.shape(on_own_scale[block.variable])}, "
+                f"start: {block.variable} has shape {np.shape(names[block.variable])}, "
                 f"which does not fit the model's {model[block.variable].type}"
             )
     flat = layout.flatten(point)
@@ -59,7 +103,7 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
 
 def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array:
     """Return standard deviations (d,) on the unconstrained scale, NaN where none is given."""
-    names = {str(getattr(key, "name", key)): value for key, value in start_sigma.items()}
+    names = _by_name(start_sigma, "start_sigma")
     _check_names("start_sigma", names, layout)
     deviations = np.full(layout.dim, np.nan)
     for block in layout:
@@ -71,19 +115,13 @@ def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array
     return deviations
 
 
-def is_point(start: Any) -> bool:
-    """Whether `start` is a mapping of values (InferenceData and DataTree are mappings too)."""
-    return isinstance(start, Mapping) and not hasattr(start, "groups")
-
-
 def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
     """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
     if isinstance(start, Approximation):
         return _of_approximation(start, layout)
-    groups = _group_names(start)
-    if "fit" not in groups:
+    group = start["fit"] if "fit" in _group_names(start) else {}
+    if not {"mean", "parameter"} <= set(group) | set(getattr(group, "coords", ())):
         return None
-    group = start["fit"]
     _check_same(map(str, group["parameter"].values), layout.names, "start: the InferenceData's fit")
     mean = group["mean"].values
     if "covariance" in group:
@@ -137,6 +175,20 @@ def _group_names(start: Any) -> list[str]:
     groups = getattr(start, "groups", ())
     names = groups() if callable(groups) else groups
     return [str(name).strip("/") for name in names]
+
+
+def _by_name(values: Any, option: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{option} is a dict of values by name, not {type(values).__name__}")
+    return {str(getattr(key, "name", key)): value for key, value in values.items()}
+
+
+def _on_own_scale(model: pymc.Model, name: str, value: Any) -> Any:
+    """Return the value, spread over the variable's shape where it is a single number."""
+    shape = model[name].type.shape
+    if np.ndim(value) == 0 and None not in shape:
+        return np.full(shape, value)
+    return np.asarray(value)
 
 
 def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:

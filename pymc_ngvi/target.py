@@ -23,6 +23,7 @@ import pymc
 import pytensor
 from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pymc.variational.opvi import ParametrizationError
 from pytensor.compile.mode import get_mode
 from pytensor.link.jax import JAXLinker
@@ -212,6 +213,12 @@ class Target:
                 f"it contradicts the gradient, for {self.label(i)} by {product[i]:.3g} against "
                 f"{fine[i]:.3g}: an operation's second derivative is wrong"
             )
+
+    def reseed(self, rng: np.random.Generator) -> None:
+        """Let the minibatches of a model, if it has any, follow from `rng`."""
+        rngs = find_rng_nodes([self._graph.log_density])
+        if rngs:
+            reseed_rngs(rngs, int(rng.integers(2**63)))
 
     def use(self, evaluator: Evaluator) -> None:
         """Evaluate with `evaluator` from now on, in place of the functions compiled here."""

@@ -121,6 +121,20 @@ def test_budgets():
     assert by_iterations.state.iteration == 3
 
 
+def test_every_evaluation_is_counted():
+    class Counting(LogisticTarget):
+        calls = 0
+
+        def evaluate(self, draws, curvature):
+            Counting.calls += len(draws)
+            return super().evaluate(draws, curvature)
+
+    inner = LogisticTarget.random(3, 40, seed=4)
+    result = fit(Counting(inner.design, inner.response), start(FullGaussian, 3))
+    assert result.status == "converged"
+    assert result.state.evaluations == Counting.calls
+
+
 def test_warm_up_never_lowers_the_elbo_on_its_draws():
     target = LogisticTarget.random(4, 60, seed=3)
     result = fit(target, start(FullGaussian, 4))

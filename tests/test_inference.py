@@ -11,6 +11,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+import scipy.stats
+import xarray
 from pymc.variational.callbacks import CheckParametersConvergence, Tracker
 
 import pymc_ngvi as ngvi
@@ -99,6 +101,27 @@ def test_diagonal_families(family):
         assert not approx.mean.eval().any()
 
 
+def test_a_projection_that_binds_is_no_reason_to_go_on():
+    with pm.Model() as model:
+        pm.Normal("x", 0, 1, shape=2)
+    approx = fit(model, projection=ngvi.EigenvalueBounds(1e-4, 0.25), random_seed=1)
+    assert approx.report.status == "converged"
+    np.testing.assert_allclose(approx.gaussian.variance, 0.25)
+
+
+def test_an_estimator_of_ones_own():
+    model, mean, _ = gaussian_regression(2)
+    inner = ngvi.BonnetPrice()
+
+    def estimator(target, q, n_samples, rng):
+        return inner(target, q, n_samples, rng)
+
+    approx = fit(model, estimator=estimator, n=1, step_size=1.0, n_samples=2, random_seed=1)
+    np.testing.assert_allclose(approx.gaussian.mean, mean)
+    with pytest.raises(ValueError, match="has no `at`"):
+        fit(model, estimator=estimator)
+
+
 def test_stein_estimator():
     model, mean, covariance = gaussian_regression(3)
     approx = fit(model, estimator="stein", random_seed=2, accuracy=0.02)
@@ -144,7 +167,35 @@ def fitted(regression):
 class TestResult:
     def test_hist_is_the_negative_elbo(self, fitted):
         assert len(fitted.hist) == fitted.report.iterations
-        assert fitted.hist[-1] == pytest.approx(-fitted.report.elbo)
+        assert fitted.hist[0] > -fitted.report.elbo  # that of the start, against the result's
+
+    def test_elbo_is_the_evidence_where_the_posterior_is_gaussian(self):
+        """Far from the start, so that the last iteration began elsewhere; and at the start."""
+        for y, n in (([50.0, 51.0, 52.0], None), ([0.3], 1)):
+            with pm.Model() as model:
+                mu = pm.Normal("mu", 0, 2)
+                pm.Normal("y", mu, 1, observed=y)
+            evidence = scipy.stats.multivariate_normal(np.zeros(len(y)), np.eye(len(y)) + 4).logpdf(
+                y
+            )
+            schedule = {} if n is None else {"n": 1, "step_size": 1.0, "n_samples": 2}
+            report = fit(model, random_seed=1, **schedule).report
+            assert report.elbo == pytest.approx(evidence, abs=1e-7)
+            assert report.elbo_se < 1e-9
+            assert report.iterations >= 1
+
+    def test_evaluations_are_counted(self):
+        model, _, _ = gaussian_regression(2)
+        inference = ngvi.NGVI(model=model, random_seed=1, **QUICK)
+        counted = []
+        evaluate = inference._target.evaluate
+        inference._target.evaluate = lambda draws, kind: (
+            counted.append(len(draws)),
+            evaluate(draws, kind),
+        )[1]
+        approx = inference.fit(progressbar=False)
+        at_the_start = 2  # checked, and its curvature
+        assert approx.report.evaluations == sum(counted) - at_the_start
 
     def test_report_prints(self, fitted):
         text = str(fitted.report)
@@ -190,6 +241,20 @@ class TestSeeds:
             again = fit(regression, random_seed=seed)
             expected = fitted if seed != [5] else fit(regression, random_seed=[5])
             np.testing.assert_array_equal(again.gaussian.mean, expected.gaussian.mean)
+
+    def test_minibatches_follow_the_seed(self):
+        rng = np.random.default_rng(1)
+        with pm.Model() as model:
+            batch = pm.Minibatch(rng.normal(size=200), batch_size=5)
+            mu = pm.Normal("mu")
+            pm.Normal("y", mu, 1, observed=batch, total_size=200)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HessianFallbackWarning)
+            means = [
+                fit(model, n=5, step_size=0.1, random_seed=seed).gaussian.mean for seed in (1, 1, 2)
+            ]
+        np.testing.assert_array_equal(means[0], means[1])
+        assert (means[0] != means[2]).all()
 
     def test_other_seed_other_result(self, regression, fitted):
         assert (fit(regression, random_seed=6).gaussian.mean != fitted.gaussian.mean).any()
@@ -243,6 +308,36 @@ class TestStart:
         again = fit(regression, start=advi, n=1, step_size=1e-9, n_samples=2)
         np.testing.assert_allclose(again.gaussian.mean, advi.mean.eval(), atol=1e-5)
 
+    def test_dependent_transforms_see_each_other(self):
+        """x lies in (0, s): whichever name s goes by, x is transformed with that s."""
+        with pm.Model() as model:
+            s = pm.HalfNormal("s")
+            pm.Uniform("x", 0, s)
+        points = [
+            ngvi.NGVI(model=model, start=start)._start.point
+            for start in ({"s": 10.0, "x": 5.0}, {"s_log__": np.log(10.0), "x": 5.0})
+        ]
+        np.testing.assert_allclose(points[0], [np.log(10), 0.0], atol=1e-12)
+        np.testing.assert_allclose(points[0], points[1])
+
+    def test_what_find_map_returns(self):
+        with pm.Model() as model:
+            s = pm.HalfNormal("s", shape=3)
+            pm.Deterministic("double", 2 * s)
+        everything = {"s": 2.0, "double": 4 * np.ones(3)}
+        point = ngvi.NGVI(model=model, start=everything)._start.point
+        np.testing.assert_allclose(point, np.log(2 * np.ones(3)))
+
+    def test_a_fit_group_of_another_tool(self, regression, fitted):
+        class Foreign(dict):
+            groups = ("/posterior", "/fit")
+
+        posterior = fitted.sample(50, random_seed=1)["posterior"]
+        foreign = xarray.Dataset({"mean_vector": ("rows", np.zeros(5))})
+        start = ngvi.NGVI(model=regression, start=Foreign(posterior=posterior, fit=foreign))._start
+        assert start.gaussian is None
+        assert np.isfinite(start.point).all()
+
     def test_start_sigma(self, regression):
         inference = ngvi.NGVI(model=regression, start_sigma={"slopes": 0.1, "sigma": 0.2}, **QUICK)
         sd = np.sqrt(inference.approx.gaussian.variance)
@@ -269,6 +364,10 @@ class TestStart:
     def test_approximation_of_another_model(self, fitted):
         with pytest.raises(ValueError, match=r"of another model.*slopes"):
             ngvi.NGVI(model=MODELS["conjugate_normal"](), start=fitted)
+
+    def test_start_sigma_is_no_number(self, regression):
+        with pytest.raises(TypeError, match="start_sigma is a dict of values by name, not float"):
+            ngvi.NGVI(model=regression, start_sigma=0.1)
 
     def test_no_start_at_all(self, regression):
         with pytest.raises(TypeError, match="start is a dict of values, a previous approx"):
@@ -359,6 +458,40 @@ class TestInstance:
         shift = (approx.gaussian.mean - before) / np.sqrt(approx.gaussian.variance)
         assert 0 < np.abs(shift).max() < 0.3
         assert len(inference.hist) == len(approx.hist) > 5
+
+    def test_refine_reports_the_whole_fit(self, regression):
+        inference = ngvi.NGVI(model=regression, random_seed=5, **QUICK)
+        approx = inference.fit(progressbar=False)
+        iterations, seconds = approx.report.iterations, approx.report.fit_seconds
+        inference.refine(2, progressbar=False)
+        assert approx.report.iterations == len(approx.hist) == iterations + 2
+        assert approx.report.fit_seconds > seconds
+        assert approx.report.status == "refined"
+
+    def test_options_of_a_fit_hold_for_that_fit(self, regression):
+        inference = ngvi.NGVI(model=regression, **QUICK)
+        seeded = [inference.fit(random_seed=5, progressbar=False).gaussian.mean for _ in range(2)]
+        free = inference.fit(score=False, progressbar=False)
+        np.testing.assert_array_equal(*seeded)
+        assert (free.gaussian.mean != seeded[0]).any()
+        assert len(inference.hist) == len(free.hist) == 0
+
+    def test_a_fit_that_cannot_start_changes_nothing(self, regression):
+        inference = ngvi.NGVI(model=regression, random_seed=5, **QUICK)
+        with pytest.raises(pm.exceptions.SamplingError):
+            inference.fit(start={"sigma_log__": -800.0}, progressbar=False)
+        with pytest.raises(TypeError, match="Need to call"):
+            inference.refine(1)
+        approx = inference.fit(progressbar=False)
+        mean, engine = approx.gaussian.mean, inference._fit.engine
+        with pytest.raises(ValueError, match="no free variable"):
+            inference.fit(start={"nothing": 1.0})
+        with pytest.raises(pm.exceptions.SamplingError):
+            inference.fit(start={"sigma_log__": -800.0}, progressbar=False)
+        assert inference._fit.engine is engine
+        inference.refine(1, progressbar=False)
+        again = inference.fit(progressbar=False)
+        np.testing.assert_array_equal(again.gaussian.mean, mean)
 
     def test_refine_of_a_schedule(self, regression):
         inference = ngvi.NGVI(

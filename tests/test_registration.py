@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -102,6 +103,40 @@ def test_other_methods_get_the_very_arguments(method):
 
     assert _wrap(fit)(7, method, obj_n_mc=3) == "done"
     assert calls == [(7, method, None, {"obj_n_mc": 3})]
+
+
+def test_wrappers_of_others_are_left_alone():
+    """One put on top of ours stays when we go; ours works on top of one."""
+    ours = pm.fit
+
+    @functools.wraps(ours)
+    def on_top(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    pm.fit = on_top
+    try:
+        ngvi.unregister()
+        assert pm.fit is on_top
+        assert pymc.variational.fit is not ours
+    finally:
+        pm.fit = ours
+        ngvi.register()
+    assert homes() == [ours] * 3
+
+
+def test_ngvi_through_a_wrapper_without_a_signature():
+    def below(*args, **kwargs):
+        return "PyMC's own"
+
+    wrapped = _wrap(below)
+    assert wrapped(10, "advi") == "PyMC's own"
+    model = MODELS["conjugate_normal"]()
+    arguments = dict(backend="interpreted", progressbar=False)
+    for approx in (
+        wrapped(10, "ngvi", model, **arguments),
+        wrapped(method="ngvi", model=model, **arguments),
+    ):
+        assert approx.report.status == "converged"
 
 
 def test_errors_of_other_methods_pass():

@@ -1,0 +1,195 @@
+"""One fit of a model: compiling, iterating, and keeping the approximation up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pymc_ngvi import algorithm, schedules
+from pymc_ngvi.algorithm import Info, Iterations, Result, State
+from pymc_ngvi.approximation import NGVIFullRank, NGVIMeanField
+from pymc_ngvi.auto import Engine, starting_member
+from pymc_ngvi.diagnostics import Report, fresh_elbo
+from pymc_ngvi.errors import NonFiniteError, warn
+from pymc_ngvi.estimators import Stein
+from pymc_ngvi.options import Options
+from pymc_ngvi.progress import ProgressBar
+from pymc_ngvi.start import Start
+from pymc_ngvi.target import Target
+
+PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
+
+
+class Fit:
+    """A fit from its start to its last refinement.
+
+    Parameters
+    ----------
+    approx : NGVIFullRank or NGVIMeanField
+        The approximation to update.
+    target : Target
+    options : Options
+    start : Start
+        Where to start.
+    rng : numpy.random.Generator
+    score : bool
+        Whether to keep the losses.
+    callbacks : sequence of callables
+        PyMC's: called as ``callback(approx, losses, i)``.
+    seconds : float
+        Time the target took to build.
+
+    Attributes
+    ----------
+    state : State
+        Last good state.
+    """
+
+    def __init__(
+        self,
+        approx: NGVIFullRank | NGVIMeanField,
+        target: Target,
+        options: Options,
+        start: Start,
+        rng: np.random.Generator,
+        *,
+        score: bool,
+        callbacks: Sequence[PyMCCallback],
+        seconds: float,
+    ) -> None:
+        self.approx = approx
+        self.target = target
+        self.options = options
+        self.start = start
+        self.rng = rng
+        self.score = score
+        self.callbacks = callbacks
+        self.compile_seconds = seconds
+        self.fit_seconds = 0.0
+        self.history: list[Info] = []
+        self.engine: Engine | None = None
+        self.state: State
+
+    def compile(self) -> None:
+        """Compile the target, check the start, and choose the member to start from."""
+        begin = time.perf_counter()
+        target, family = self.target, self.options.family
+        point = self.start.point_or(target.initial_point)
+        target.check_start(point)
+        estimator = self.options.estimator
+        if not isinstance(estimator, Stein) and target.hessian_route == "none":
+            self.options = dataclasses.replace(self.options, estimator=Stein())
+        member = self.start.gaussian
+        if member is None:
+            hessian = None
+            if not isinstance(self.options.estimator, Stein):
+                hessian = target.evaluate(point[np.newaxis], family.curvature).hessian
+            member = starting_member(
+                family,
+                point,
+                None if hessian is None else hessian[0],
+                deviations=self.start.deviations,
+            )
+        self.state = State(self.options.projection(member))
+        target.reseed(self.rng)  # after compiling, which seeds them anew
+        self.compile_seconds += time.perf_counter() - begin
+
+    def run(self, n: int, progress: ProgressBar) -> None:
+        """Fit for so many iterations: at most, or exactly where a schedule was named."""
+        if not self.options.automatic:
+            self._drive(self._schedule(n), progress)
+            return
+        self.engine = self._make_engine()
+        result = self._drive(self.engine.fit(self.state, n), progress)
+        budget = {"max_iterations": "n", "max_evaluations": "max_evaluations"}.get(result.status)
+        if budget:
+            warn(
+                f"ngvi stopped on its budget before reaching accuracy={self.options.accuracy:g}: "
+                f"raise {budget}, or call refine"
+            )
+
+    def refine(self, n: int, progress: ProgressBar) -> None:
+        """Go on for so many iterations from the last state."""
+        if self.engine is None:
+            self._drive(self._schedule(n), progress)
+        else:
+            self._drive(self.engine.refine(self.state, n), progress)
+
+    def _make_engine(self) -> Engine:
+        options = self.options
+        return Engine(
+            self.target,
+            estimator=options.estimator,
+            guard=options.guard,
+            projection=options.projection,
+            accuracy=options.accuracy,
+            max_evaluations=options.max_evaluations,
+            rng=self.rng,
+        )
+
+    def _schedule(self, n: int) -> Iterations:
+        options = self.options
+        return algorithm.iterate(
+            self.target,
+            self.state,
+            n_iterations=n,
+            step_size=schedules.decreasing() if options.step_size is None else options.step_size,
+            n_samples=10 if options.n_samples is None else options.n_samples,
+            estimator=options.estimator,
+            guard=options.guard,
+            projection=options.projection,
+            averaging=options.averaging,
+            rng=self.rng,
+        )
+
+    def _drive(self, iterations: Iterations, progress: ProgressBar) -> Result:
+        begin = time.perf_counter()
+        callbacks = [self._record, progress.update, self._call_back]
+        try:
+            with progress:
+                result = algorithm.drive(iterations, self.state, callbacks, self.target)
+        except Exception as error:
+            self._finish(getattr(error, "result", Result(self.state, [], "failed")), begin)
+            error.approximation = self.approx  # type: ignore[attr-defined]
+            if isinstance(error, NonFiniteError):
+                error.args = (f"{error}\n\n{self.target.describe(error.draws[0])}",)
+            raise
+        self._finish(result, begin)
+        return result
+
+    def _record(self, state: State, info: Info) -> None:
+        self.history.append(info)
+
+    def _call_back(self, state: State, info: Info) -> None:
+        if not self.callbacks:
+            return
+        self.approx.set_gaussian(state.fitted)
+        losses = self._losses() if self.score else None
+        for callback in self.callbacks:
+            callback(self.approx, losses, state.iteration)
+
+    def _losses(self) -> np.ndarray:
+        return np.array([-info.elbo for info in self.history])
+
+    def _finish(self, result: Result, begin: float) -> None:
+        self.state = result.state
+        self.approx.set_gaussian(result.q)
+        self.approx.hist = self._losses() if self.score else np.empty(0)
+        elbo = (
+            (np.nan, np.nan)
+            if result.status in ("failed", "interrupted")
+            else fresh_elbo(self.target, result.q, self.rng)
+        )
+        self.fit_seconds += time.perf_counter() - begin
+        self.approx.report = Report.from_history(
+            self.history,
+            result,
+            elbo=elbo,
+            estimator=getattr(self.options.estimator, "name", repr(self.options.estimator)),
+            compile_seconds=self.compile_seconds,
+            fit_seconds=self.fit_seconds,
+        )

@@ -80,7 +80,7 @@ def plot_levels(idata: object, data: dict[str, np.ndarray], path: Path) -> None:
     axes.plot(places, np.array(raw)[order], "x", color="black", label="mean of the houses")
     axes.set_xticks(places, [str(HOUSES_PER_COUNTY[i]) for i in order])
     axes.set(xlabel="houses in the county", ylabel="log radon level", title="Partial pooling")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -99,7 +99,9 @@ def main() -> None:
         print(f"\nFitting: {name}")
         with build_model(data, by_county=by_county):
             # Interpreted: for a model of this size, compiling takes longer than it saves.
-            fits[name] = pm.fit(method="ngvi", random_seed=arguments.seed, backend="interpreted")
+            fits[name] = pm.fit(
+                method="ngvi", accuracy=0.05, random_seed=arguments.seed, backend="interpreted"
+            )
         print(fits[name].report)
 
     best = fits["a level per county"]

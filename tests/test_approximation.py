@@ -538,15 +538,9 @@ def test_a_context_is_neither_needed_nor_looked_at():
 # Bad input.
 
 
-@pytest.mark.parametrize("draws", [0, -3])
-def test_draws_have_to_be_positive(draws):
-    with pytest.raises(ValueError, match=f"positive integer, got {draws}"):
-        some_approximation(one_scalar()).sample(draws)
-
-
-@pytest.mark.parametrize("draws", [2.5, "ten", None])
-def test_draws_have_to_be_an_integer(draws):
-    with pytest.raises(TypeError, match="positive integer, got"):
+@pytest.mark.parametrize("draws", [0, -3, 2.5, "ten", None])
+def test_draws_have_to_be_a_positive_integer(draws):
+    with pytest.raises(ValueError, match=f"positive integer, got {draws!r}"):
         some_approximation(one_scalar()).sample(draws)
 
 

@@ -80,7 +80,8 @@ class _FactorisedGaussian(Gaussian):
         return 0.5 * float((ratio - 1 - np.log(ratio) + distance).sum())
 
     def stein_hessian(self, z: Array, residual: Array) -> Array:
-        return np.sqrt(self._precision) * (z * residual).mean(axis=0) - self._precision
+        curvature = np.sqrt(self._precision) * (z * residual).mean(axis=0)
+        return np.asarray(curvature - self._precision)
 
     def mix(
         self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0

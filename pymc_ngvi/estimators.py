@@ -10,6 +10,7 @@ from which the paper's :math:`g^N(\omega) = (g - H\mu, H/2)`, an unbiased estima
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -89,7 +90,7 @@ class Estimator(Protocol):
         """Estimate from n fresh samples."""
 
 
-class _DrawsEstimator:
+class _DrawsEstimator(ABC):
     """An estimator that evaluates the target at draws from q.
 
     Parameters
@@ -111,9 +112,9 @@ class _DrawsEstimator:
         z = standard_normal(n_samples, q.dim, rng, antithetic=self.antithetic)
         return self.at(target, q, z)
 
+    @abstractmethod
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
         """Estimate from given standard normal rows z (n, d): common draws for comparing members."""
-        raise NotImplementedError
 
     def _elbo(self, log_ratio: Array) -> tuple[float, float]:
         """Mean and standard error of log p - log q, in which a pair counts as one observation."""

@@ -170,14 +170,17 @@ class Gaussian(ABC):
     # Convex duality.
 
     @classmethod
-    @abstractmethod
     def log_partition(cls, natural: Natural) -> float:
-        """Log-partition function A(theta)."""
+        r"""Log-partition function, :math:`A(\theta) = (\theta_1'\mu - \log\det P) / 2`."""
+        member = cls.from_natural(natural)
+        linear = natural.first @ member.mean[: natural.first.size]  # none without a mean
+        return float(linear - member.log_det_precision) / 2
 
     @classmethod
-    @abstractmethod
     def conjugate(cls, expectation: Expectation) -> float:
         """Convex conjugate A*(omega), the negative entropy against the paper's base measure."""
+        member = cls.from_expectation(expectation)
+        return (member.log_det_precision - member.dim) / 2
 
     @classmethod
     def grad_log_partition(cls, natural: Natural) -> Expectation:

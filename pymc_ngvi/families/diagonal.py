@@ -169,16 +169,6 @@ class DiagonalGaussian(_FactorisedGaussian):
     def expectation(self) -> Expectation:
         return Expectation(self.mean, self.covariance + np.square(self.mean))
 
-    @classmethod
-    def log_partition(cls, natural: Natural) -> float:
-        member = cls.from_natural(natural)
-        return float(natural.first @ member.mean - member.log_det_precision) / 2
-
-    @classmethod
-    def conjugate(cls, expectation: Expectation) -> float:
-        member = cls.from_expectation(expectation)
-        return (member.log_det_precision - member.dim) / 2
-
     def fisher_product(self, direction: Natural) -> Expectation:
         mean = self.covariance * (direction.first + 2 * direction.second * self.mean)
         return Expectation(
@@ -226,15 +216,6 @@ class CentredDiagonalGaussian(_FactorisedGaussian):
     @property
     def expectation(self) -> Expectation:
         return Expectation(np.empty(0), self.covariance)
-
-    @classmethod
-    def log_partition(cls, natural: Natural) -> float:
-        return -cls.from_natural(natural).log_det_precision / 2
-
-    @classmethod
-    def conjugate(cls, expectation: Expectation) -> float:
-        member = cls.from_expectation(expectation)
-        return (member.log_det_precision - member.dim) / 2
 
     def fisher_product(self, direction: Natural) -> Expectation:
         return Expectation(np.empty(0), 2 * np.square(self.covariance) * direction.second)

@@ -100,16 +100,6 @@ class FullGaussian(Gaussian):
     def expectation(self) -> Expectation:
         return Expectation(self.mean, self.covariance + np.outer(self.mean, self.mean))
 
-    @classmethod
-    def log_partition(cls, natural: Natural) -> float:
-        member = cls.from_natural(natural)
-        return float(natural.first @ member.mean - member.log_det_precision) / 2
-
-    @classmethod
-    def conjugate(cls, expectation: Expectation) -> float:
-        member = cls.from_expectation(expectation)
-        return (member.log_det_precision - member.dim) / 2
-
     def fisher_product(self, direction: Natural) -> Expectation:
         change = symmetrise(direction.second)
         mean = self.solve(direction.first + 2 * change @ self.mean)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.algorithm import Info, Iterations, State
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein
+from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein, pool
 from pymc_ngvi.families import Gaussian, Natural, standard_normal
 from pymc_ngvi.guards import Guard
 from pymc_ngvi.projections import Identity, Projection
@@ -89,18 +89,6 @@ def squared_displacement(q: Gaussian, gradient: Array, change: Array) -> Noise:
     variance = moved.second if moved.second.ndim == 1 else moved.second.diagonal()
     mean = np.square(moved.first) / q.variance if first.size else np.zeros(q.dim)
     return Noise(mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2)
-
-
-def pool(estimates: Sequence[Estimate]) -> Estimate:
-    """Average estimates made from equally many draws each."""
-    errors = np.array([estimate.elbo_se for estimate in estimates])
-    return Estimate(
-        gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
-        hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
-        elbo=float(np.mean([estimate.elbo for estimate in estimates])),
-        elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
-        evaluations=sum(estimate.evaluations for estimate in estimates),
-    )
 
 
 def noise_of_pooled(q: Gaussian, estimates: Sequence[Estimate], pooled: Estimate) -> Noise:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.algorithm import Info, Result
+from pymc_ngvi.estimators import mean_and_error
 from pymc_ngvi.families import Gaussian, standard_normal
 
 #: Fresh draws for the ELBO of the report.
@@ -117,5 +118,4 @@ def fresh_elbo(target: Any, q: Gaussian, rng: np.random.Generator) -> tuple[floa
     """ELBO of q on fresh antithetic draws, with the standard error over the pairs."""
     z = standard_normal(ELBO_DRAWS, q.dim, rng, antithetic=True)
     log_ratio = target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
-    pairs = log_ratio.reshape(2, -1).mean(axis=0)
-    return float(pairs.mean()), float(pairs.std(ddof=1) / np.sqrt(len(pairs)))
+    return mean_and_error(log_ratio, antithetic=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,3 +66,15 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str:
+    """End a message with the nearest known word, or with `otherwise` where none is near.
+
+    Examples
+    --------
+    >>> did_you_mean("famly", ["family", "guard"])
+    "; did you mean 'family'?"
+    """
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else otherwise

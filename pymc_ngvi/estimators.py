@@ -11,6 +11,7 @@ from which the paper's :math:`g^N(\omega) = (g - H\mu, H/2)`, an unbiased estima
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -116,19 +117,6 @@ class _DrawsEstimator(ABC):
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
         """Estimate from given standard normal rows z (n, d): common draws for comparing members."""
 
-    def _elbo(self, log_ratio: Array) -> tuple[float, float]:
-        """Mean and standard error of log p - log q, in which a pair counts as one observation."""
-        half = (len(log_ratio) + 1) // 2
-        if self.antithetic and len(log_ratio) > 1:
-            pairs = log_ratio[:half].copy()
-            paired = len(log_ratio) - half
-            pairs[:paired] = (pairs[:paired] + log_ratio[half:]) / 2
-        else:
-            pairs = log_ratio
-        n = len(pairs)
-        spread = float(pairs.std(ddof=1)) / np.sqrt(n) if n > 1 else np.nan
-        return float(log_ratio.mean()), float(spread)
-
 
 class BonnetPrice(_DrawsEstimator):
     r"""Gradients and exact Hessians of the log density, averaged over draws from q.
@@ -165,7 +153,9 @@ class BonnetPrice(_DrawsEstimator):
             gradient += sums[0]
             hessian = hessian + sums[1]
         hessian = q.symmetrise(hessian / n)
-        elbo, elbo_se = self._elbo(log_density - q.log_density_whitened(z))
+        elbo, elbo_se = mean_and_error(
+            log_density - q.log_density_whitened(z), antithetic=self.antithetic
+        )
         return Estimate(gradient / n, hessian, elbo, elbo_se, n)
 
 
@@ -192,9 +182,37 @@ class Stein(_DrawsEstimator):
         if not _all_finite(evaluation.log_density, evaluation.gradient):
             raise _non_finite(evaluation, draws, len(draws), len(draws))
         residual = evaluation.gradient - q.score_whitened(z)
-        elbo, elbo_se = self._elbo(evaluation.log_density - q.log_density_whitened(z))
+        elbo, elbo_se = mean_and_error(
+            evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
+        )
         hessian = q.stein_hessian(z, residual)
         return Estimate(residual.mean(axis=0), hessian, elbo, elbo_se, len(z))
+
+
+def pool(estimates: Sequence[Estimate]) -> Estimate:
+    """Average estimates made from equally many draws each."""
+    errors = np.array([estimate.elbo_se for estimate in estimates])
+    return Estimate(
+        gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
+        hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
+        elbo=float(np.mean([estimate.elbo for estimate in estimates])),
+        elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
+        evaluations=sum(estimate.evaluations for estimate in estimates),
+    )
+
+
+def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]:
+    """Mean of log p - log q and its standard error, in which a pair counts as one observation."""
+    half = (len(log_ratio) + 1) // 2
+    if antithetic and len(log_ratio) > 1:
+        pairs = log_ratio[:half].copy()
+        paired = len(log_ratio) - half
+        pairs[:paired] = (pairs[:paired] + log_ratio[half:]) / 2
+    else:
+        pairs = log_ratio
+    n = len(pairs)
+    spread = float(pairs.std(ddof=1)) / np.sqrt(n) if n > 1 else np.nan
+    return float(log_ratio.mean()), float(spread)
 
 
 def _all_finite(*arrays: Array) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pymc_ngvi.errors import warn
+from pymc_ngvi.errors import did_you_mean, warn
 from pymc_ngvi.estimators import BonnetPrice, Estimator, Stein
 from pymc_ngvi.families import get_family
 from pymc_ngvi.guards import get_guard
@@ -125,8 +124,8 @@ def split_keywords(
         warn(f"method='ngvi' has no use for {', '.join(ignored)}: ignored")
     unknown = sorted(set(given) - known - others - IGNORED)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known | others, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {sorted(known | others)}"
+        valid = known | others
+        hint = did_you_mean(unknown[0], valid, f"; it takes {sorted(valid)}")
         raise TypeError(f"method='ngvi' has no option {unknown[0]!r}{hint}")
     return (
         {name: value for name, value in given.items() if name in known},
@@ -139,7 +138,6 @@ def _as_estimator(estimator: Any) -> Estimator:
         return estimator  # type: ignore[no-any-return]
     if isinstance(estimator, str) and estimator.lower() in _ESTIMATORS:
         return _ESTIMATORS[estimator.lower()]()
-    near = difflib.get_close_matches(str(estimator).lower(), _ESTIMATORS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(str(estimator).lower(), _ESTIMATORS)
     names = ", ".join(map(repr, _ESTIMATORS))
     raise ValueError(f"estimator {estimator!r} is none of {names}{hint}")

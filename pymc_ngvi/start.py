@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_fn
 from pymc.variational.opvi import Approximation
 
+from pymc_ngvi.errors import did_you_mean
 from pymc_ngvi.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.layout import Layout
 from pymc_ngvi.options import Options
@@ -195,8 +195,7 @@ def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:
     known = {name for block in layout for name in (block.name, block.variable)}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {sorted(known)}"
+            hint = did_you_mean(name, known, f"; it has {sorted(known)}")
             raise ValueError(f"{option}: the model has no free variable {name!r}{hint}")
 
 

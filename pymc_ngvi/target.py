@@ -12,7 +12,6 @@ first use.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -29,7 +28,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.link.jax import JAXLinker
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
-from pymc_ngvi.errors import warn
+from pymc_ngvi.errors import did_you_mean, warn
 from pymc_ngvi.estimators import Evaluation
 from pymc_ngvi.evaluators import Evaluator, JaxBatches, Loop, Products
 from pymc_ngvi.graphs import ROUTES, build_graph, first_line, hessian_product
@@ -381,6 +380,5 @@ def _resolve_backend(
 def _check_choice(option: str, given: str, valid: Sequence[str]) -> None:
     if given in valid:
         return
-    near = difflib.get_close_matches(str(given), valid, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(given, valid)
     raise ValueError(f"unknown {option} {given!r}: it is one of {', '.join(valid)}{hint}")

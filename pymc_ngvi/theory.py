@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi import schedules
-from pymc_ngvi.estimators import Estimate, Estimator
+from pymc_ngvi.estimators import Estimate, Estimator, pool
 from pymc_ngvi.families import Gaussian
 from pymc_ngvi.guards import none as bare_update
 from pymc_ngvi.schedules import SampleSchedule, StepSchedule, as_schedule
@@ -110,14 +110,7 @@ def gradient_variance_bound(
     here by the mean over the replicates, and the loss of one degree of freedom is made good.
     """
     estimates = _replicate(q, target, estimator, n_samples, rng, replicates)
-    pooled = Estimate(
-        np.mean([estimate.gradient for estimate in estimates], axis=0),
-        np.mean([estimate.hessian for estimate in estimates], axis=0),
-        math.nan,
-        math.nan,
-        0,
-    )
-    exact = bare_update(q, pooled, step_size).q
+    exact = bare_update(q, pool(estimates), step_size).q
     spread = _spread(exact, q, estimates, step_size) * (replicates / (replicates - 1))
     return _variance(spread, n_samples)
 

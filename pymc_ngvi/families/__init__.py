@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 
+from pymc_ngvi.errors import did_you_mean
 from pymc_ngvi.families.base import (
     Expectation,
     Gaussian,
@@ -54,6 +54,5 @@ def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
     known = all_families()
     if isinstance(family, str) and family.lower() in known:
         return known[family.lower()]
-    near = difflib.get_close_matches(str(family).lower(), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(str(family).lower(), known)
     raise ValueError(f"family {family!r} is none of {', '.join(map(repr, known))}{hint}")

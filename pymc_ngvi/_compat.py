@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pymc
 import xarray
+from numpy.typing import NDArray
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.compile.ops import ViewOp
@@ -32,6 +34,23 @@ def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:
     from arviz import InferenceData
 
     return InferenceData(**groups)
+
+
+def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """ArviZ's Pareto smoothing of log importance ratios (n,): log weights, and k-hat.
+
+    ArviZ 1 takes the negative of what ArviZ 0 takes: log likelihoods, whose negative are the
+    ratios of leaving one out.
+    """
+    if PYMC_6:
+        from arviz_stats.base import array_stats
+
+        log_weights, khat = array_stats.psislw(-log_ratios)
+    else:
+        from arviz import psislw
+
+        log_weights, khat = psislw(log_ratios)
+    return np.asarray(log_weights), float(khat)
 
 
 def interpreted_mode() -> Mode:

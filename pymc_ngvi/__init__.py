@@ -8,7 +8,14 @@ SciPy only and can be used on any log density with derivatives.
 
 from pymc_ngvi import schedules, theory
 from pymc_ngvi._version import __version__
-from pymc_ngvi.errors import DomainError, NGVIError, NonFiniteError, ScheduleError
+from pymc_ngvi.errors import (
+    BudgetSpent,
+    DomainError,
+    NGVIError,
+    NonFiniteError,
+    ScheduleError,
+    UnreliableFit,
+)
 from pymc_ngvi.estimators import BonnetPrice, Stein
 from pymc_ngvi.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.inference import NGVI, fit_ngvi
@@ -19,6 +26,7 @@ from pymc_ngvi.subsampling import LinearRegression, Subsampling
 __all__ = [
     "NGVI",
     "BonnetPrice",
+    "BudgetSpent",
     "CentredDiagonalGaussian",
     "Composition",
     "DiagonalGaussian",
@@ -33,6 +41,7 @@ __all__ = [
     "ScheduleError",
     "Stein",
     "Subsampling",
+    "UnreliableFit",
     "__version__",
     "fit_ngvi",
     "register",

@@ -9,12 +9,53 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.algorithm import Info, Result
-from pymc_ngvi.estimators import mean_and_error
 from pymc_ngvi.families import Gaussian, standard_normal
 
-#: Fresh draws for the ELBO of the report.
-ELBO_DRAWS = 100
+#: Fresh draws by which a fit is judged.
+VERDICT_DRAWS = 1000
+#: Above this k-hat neither the Gaussian nor weights on its draws can be trusted.
+UNRELIABLE_KHAT = 0.7
+#: Below this one the Gaussian is close.
+GOOD_KHAT = 0.5
+#: Nor can they where fewer of the draws than this share are effective, whatever k-hat.
+LEAST_EFFICIENCY = 0.2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good a fit is, judged on fresh draws from it.
+
+    Attributes
+    ----------
+    elbo, elbo_se : float
+        Mean of log p - log q, and its standard error.
+    khat : float
+        Pareto shape of the importance ratios p/q; NaN where they cannot be had.
+    ess : float
+        Effective sample size of the weights.
+    draws : int
+        Draws it was judged on.
+    """
+
+    elbo: float = np.nan
+    elbo_se: float = np.nan
+    khat: float = np.nan
+    ess: float = np.nan
+    draws: int = 0
+
+    @property
+    def unreliable(self) -> bool:
+        """Whether the ratios say that the Gaussian misses part of the posterior."""
+        return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
+
+    def __str__(self) -> str:
+        if np.isnan(self.khat):
+            return "not judged"
+        word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
+        return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
 
 @dataclass(frozen=True)
@@ -35,14 +76,21 @@ class Report:
     elbo, elbo_se : float
         Mean of log p - log q over fresh draws from the result, and its standard error: higher is
         better. After an interrupt or a failure, those of the last iteration.
+    khat : float
+        Pareto shape of the importance ratios of these draws. Below 0.5 the Gaussian is close to the
+        posterior; up to 0.7 weighing its draws corrects it; above, do not trust it. NaN where the
+        fit was not judged: after an interrupt or a failure, and with minibatches.
+    ess : float
+        Effective sample size of the weights, of `verdict_draws`.
     max_step_kl : float
         Largest KL divergence of a step, in nats.
     guard_activations : int
         Iterations in which the guard had to keep the precision positive definite.
     retreats : int
         Times a step was halved because the log density was not finite where it led.
-    compile_seconds, fit_seconds : float
-        Time until the first iteration could start, and from there on, refinements included.
+    compile_seconds, fit_seconds, verdict_seconds : float
+        Time until the first iteration could start, of the iterations, refinements included, and of
+        judging the result.
     """
 
     status: str
@@ -53,11 +101,15 @@ class Report:
     evaluations: int
     elbo: float
     elbo_se: float
+    khat: float
+    ess: float
+    verdict_draws: int
     max_step_kl: float
     guard_activations: int
     retreats: int
     compile_seconds: float
     fit_seconds: float
+    verdict_seconds: float
 
     @classmethod
     def from_history(
@@ -65,14 +117,16 @@ class Report:
         history: Sequence[Info],
         result: Result,
         *,
-        elbo: tuple[float, float],
+        verdict: Verdict,
         estimator: str,
         compile_seconds: float,
         fit_seconds: float,
+        verdict_seconds: float,
     ) -> Report:
         """Summarise a fit: all its iterations, and the result of its last run."""
-        if history and np.isnan(elbo[0]):
-            elbo = history[-1].elbo, history[-1].elbo_se
+        elbo, elbo_se = verdict.elbo, verdict.elbo_se
+        if history and np.isnan(elbo):
+            elbo, elbo_se = history[-1].elbo, history[-1].elbo_se
         return cls(
             status=result.status,
             family=result.q.name,
@@ -80,24 +134,38 @@ class Report:
             dim=result.q.dim,
             iterations=len(history),
             evaluations=result.state.evaluations,
-            elbo=elbo[0],
-            elbo_se=elbo[1],
+            elbo=elbo,
+            elbo_se=elbo_se,
+            khat=verdict.khat,
+            ess=verdict.ess,
+            verdict_draws=verdict.draws,
             max_step_kl=max((info.kl for info in history), default=0.0),
             guard_activations=sum(info.guard_active for info in history),
             retreats=sum(info.retreats for info in history),
             compile_seconds=compile_seconds,
             fit_seconds=fit_seconds,
+            verdict_seconds=verdict_seconds,
         )
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the fresh draws say of the fit."""
+        return Verdict(self.elbo, self.elbo_se, self.khat, self.ess, self.verdict_draws)
 
     def _rows(self) -> list[tuple[str, str]]:
         return [
             ("status", self.status),
             ("approximation", f"{self.family}, {self.dim} parameters, {self.estimator}"),
             ("ELBO", f"{self.elbo:.3f} (s.e. {self.elbo_se:.2g})"),
+            ("k-hat", str(self.verdict)),
             ("iterations", f"{self.iterations}, {self.evaluations} evaluations"),
             ("largest step", f"{self.max_step_kl:.3g} nats"),
             ("guard", f"acted {self.guard_activations} times, {self.retreats} retreats"),
-            ("time", f"compile {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s"),
+            (
+                "time",
+                f"compile {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s, "
+                f"verdict {self.verdict_seconds:.2f} s",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -114,8 +182,9 @@ class Report:
         return f"<table>{''.join(cells)}</table>"
 
 
-def fresh_elbo(target: Any, q: Gaussian, rng: np.random.Generator) -> tuple[float, float]:
-    """ELBO of q on fresh antithetic draws, with the standard error over the pairs."""
-    z = standard_normal(ELBO_DRAWS, q.dim, rng, antithetic=True)
-    log_ratio = target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
-    return mean_and_error(log_ratio, antithetic=True)
+def fresh_log_ratios(
+    target: Any, q: Gaussian, rng: np.random.Generator, n: int = VERDICT_DRAWS
+) -> NDArray[np.float64]:
+    """Log p - log q (n,) at fresh antithetic draws from q."""
+    z = standard_normal(n, q.dim, rng, antithetic=True)
+    return np.asarray(target.log_density(q.unwhiten(z)) - q.log_density_whitened(z))

@@ -57,6 +57,14 @@ class ScheduleError(NGVIError, ValueError):
     """A step size outside (0, 1], or a sample size that is no positive integer."""
 
 
+class UnreliableFit(UserWarning):
+    """The fit is not close to the posterior: no Gaussian of its family is."""
+
+
+class BudgetSpent(UserWarning):
+    """The fit stopped on a budget, before it reached its accuracy."""
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and blame the first frame outside this package: the caller whom it concerns."""
     level, frame = 2, sys._getframe(1)

@@ -13,9 +13,11 @@ from pymc_ngvi import algorithm, schedules
 from pymc_ngvi.algorithm import Info, Iterations, Result, State
 from pymc_ngvi.approximation import NGVIFullRank, NGVIMeanField
 from pymc_ngvi.auto import Engine, starting_member
-from pymc_ngvi.diagnostics import Report, fresh_elbo
-from pymc_ngvi.errors import NonFiniteError, warn
-from pymc_ngvi.estimators import Stein
+from pymc_ngvi.diagnostics import Report, Verdict, fresh_log_ratios
+from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, warn
+from pymc_ngvi.estimators import Stein, mean_and_error
+from pymc_ngvi.families import Gaussian
+from pymc_ngvi.importance import Importance
 from pymc_ngvi.options import Options
 from pymc_ngvi.progress import ProgressBar
 from pymc_ngvi.start import Start
@@ -70,6 +72,7 @@ class Fit:
         self.callbacks = callbacks
         self.compile_seconds = seconds
         self.fit_seconds = 0.0
+        self.verdict_seconds = 0.0
         self.history: list[Info] = []
         self.engine: Engine | None = None
         self.state: State
@@ -109,7 +112,8 @@ class Fit:
         if budget:
             warn(
                 f"ngvi stopped on its budget before reaching accuracy={self.options.accuracy:g}: "
-                f"raise {budget}, or call refine"
+                f"raise {budget}, or call refine",
+                BudgetSpent,
             )
 
     def refine(self, n: int, progress: ProgressBar) -> None:
@@ -179,17 +183,31 @@ class Fit:
         self.state = result.state
         self.approx.set_gaussian(result.q)
         self.approx.hist = self._losses() if self.score else np.empty(0)
-        elbo = (
-            (np.nan, np.nan)
-            if result.status in ("failed", "interrupted")
-            else fresh_elbo(self.target, result.q, self.rng)
-        )
         self.fit_seconds += time.perf_counter() - begin
+        begin = time.perf_counter()
+        cut_short = result.status in ("failed", "interrupted")
+        verdict = Verdict() if cut_short else self._judge(result.q)
+        self.verdict_seconds += time.perf_counter() - begin
         self.approx.report = Report.from_history(
             self.history,
             result,
-            elbo=elbo,
+            verdict=verdict,
             estimator=getattr(self.options.estimator, "name", repr(self.options.estimator)),
             compile_seconds=self.compile_seconds,
             fit_seconds=self.fit_seconds,
+            verdict_seconds=self.verdict_seconds,
         )
+        if verdict.unreliable:
+            warn(
+                f"ngvi: the posterior is not close to a Gaussian of this family (k-hat {verdict}): "
+                "reparametrise (non-centred hierarchies), or check against pm.sample",
+                UnreliableFit,
+            )
+
+    def _judge(self, q: Gaussian) -> Verdict:
+        log_ratios = fresh_log_ratios(self.target, q, self.rng)
+        elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
+        if self.target.stochastic:  # two batches in one ratio say nothing of the posterior
+            return Verdict(elbo, elbo_se, draws=len(log_ratios))
+        importance = Importance.from_ratios(log_ratios)
+        return Verdict(elbo, elbo_se, importance.khat, importance.ess, len(log_ratios))

@@ -92,6 +92,11 @@ class Target:
         return self.layout.dim
 
     @property
+    def stochastic(self) -> bool:
+        """Whether every evaluation draws a minibatch of its own."""
+        return bool(self._graph.random_draws)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Name of every component."""
         return self.layout.names
@@ -114,7 +119,9 @@ class Target:
         if "density" not in self._evaluators:
             richer = self._evaluators.get("none") or self._evaluators.get("hessian")
             self._wasted += draws.size
-            if richer is not None and self._wasted <= _WASTE_LIMIT:
+            # Interpreted, a function of its own costs next to nothing.
+            spare = self._wasted <= _WASTE_LIMIT and not self._interpreted
+            if richer is not None and spare:
                 return richer(draws, "none").log_density
             self._evaluators["density"] = self._compile([self._graph.log_density])
         return self._evaluators["density"](draws, "none").log_density

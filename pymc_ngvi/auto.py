@@ -42,6 +42,10 @@ MOST_DRAWS = 8192
 #: Pairs of draws per dimension from which on their second moments are exact; there are two batches.
 DRAWS_PER_DIMENSION = 4
 
+# Degrees of freedom that the mean over the components lends to each.
+_SHARED_FREEDOM = 8
+# Part of the squared error allowed that may be left to go.
+_NEGLIGIBLE = 0.04
 _SHORTEST_STEP = 2.0**-14
 _SHORTEST_LATER_STEP = 2.0**-4
 _MOST_SHRINKS = 40
@@ -74,12 +78,20 @@ class Noise:
         """Largest ratio of a squared error to the one allowed; at most 1 when converged.
 
         The standard error allowed is such that nine errors in ten are within the accuracy: the
-        accuracy over 1.64, or over the quantile of Student's t where the error itself is
-        estimated. All components together tell how far such an estimate may be off.
+        accuracy over the quantile of Student's t, as the error itself is an estimate. A few
+        batches tell little of one component, and the largest of many such estimates is far too
+        large, so each is drawn towards their mean.
         """
-        allowed = (accuracy / float(stdtrit(self.freedom * len(self.mean), 0.95))) ** 2
-        worst = max(float(self.mean.max()), float(self.log_sd.max()))
-        return max(worst / allowed, self.nats / (accuracy**2 * len(self.mean)))
+        dim = len(self.mean)
+        shared = min(_SHARED_FREEDOM, self.freedom * (dim - 1)) if np.isfinite(self.freedom) else 0
+        freedom = self.freedom + shared
+        weight = shared / freedom
+        allowed = (accuracy / float(stdtrit(freedom, 0.95))) ** 2
+        worst = max(
+            float(((1 - weight) * squares + weight * squares.mean()).max())
+            for squares in (self.mean, self.log_sd)
+        )
+        return max(worst / allowed, self.nats / (accuracy**2 * dim))
 
 
 def squared_displacement(q: Gaussian, direction: Natural) -> Noise:
@@ -199,12 +211,42 @@ class Engine:
     def fit(self, state: State, n_iterations: int) -> Iterations:
         """Fit from a state, for so many iterations at most; returns the status at the end."""
         last = state.iteration + n_iterations
-        self.evaluations = state.evaluations
-        self._secants = Secants()
+        state = yield from self.warm_up(state, last)
+        if state.iteration >= last:
+            return "max_iterations", state
+        return (yield from self.converge(state, last))
+
+    def warm_up(
+        self, state: State, last: int, budget: int | None = None
+    ) -> Generator[tuple[State, Info], None, State]:
+        """Come near the optimum on a few draws.
+
+        Parameters
+        ----------
+        state : State
+        last : int
+            Iteration to stop at.
+        budget : int, optional
+            Evaluations to spend at most, where that is less than the engine has left.
+        """
         self.n_samples = self._rounded(WARM_UP_DRAWS, state.q)
+        self._secants = Secants()
+        self.evaluations = max(self.evaluations, state.evaluations)
+        limit = self.max_evaluations if budget is None else self.evaluations + budget
+        for moved, info in self._level(state, forced=True):
+            state = moved
+            yield state, info
+            if state.iteration >= last or self.evaluations + self.n_samples > limit:
+                break
+        return replace(state, evaluations=self.evaluations)
+
+    def converge(self, state: State, last: int) -> Iterations:
+        """Fit from near the optimum on, with as many draws as the accuracy asks for."""
+        self._secants = Secants()
+        self.n_samples = self._first_size(state.q)
         stuck = 0
         while True:
-            level = self._level(state, at_least_one=state.iteration == last - n_iterations)
+            level = self._level(state)
             while True:
                 try:
                     state, info = next(level)
@@ -214,21 +256,19 @@ class Engine:
                 yield state, info
                 if state.iteration >= last:
                     return "max_iterations", state
-            if settled and noise.excess(self.accuracy) <= 1 and not self._warming_up:
+            if settled and noise.excess(self.accuracy) <= 1:
                 return "converged", state
-            if self._spent:
-                return "max_evaluations", state
-            # More draws do not help where it is not their noise that stands in the way.
-            stuck = 0 if settled or self._warming_up else stuck + 1
-            if stuck == _MOST_STUCK:
-                return "stalled", state
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
-            affordable = (self.max_evaluations - state.evaluations) // 3
-            if affordable <= self.n_samples:
+            affordable = (self.max_evaluations - self.evaluations) // 3
+            if self.spent or affordable <= self.n_samples:
                 return "max_evaluations", state
-            wanted = self._next_size(noise, state.q.dim)
-            self.n_samples = self._rounded(min(wanted, MOST_DRAWS, affordable), state.q)
+            # More draws do not help where it is not their noise that stands in the way.
+            stuck = 0 if settled else stuck + 1
+            if stuck == _MOST_STUCK:
+                return "stalled", state
+            wanted = min(self._next_size(noise), MOST_DRAWS, affordable)
+            self.n_samples = self._rounded(wanted, state.q)
 
     def refine(self, state: State, n_iterations: int) -> Iterations:
         """Go on from a state with twice as many draws, whatever the accuracy reached."""
@@ -236,7 +276,7 @@ class Engine:
         last = state.iteration + n_iterations
         while state.iteration < last:
             before = state.iteration
-            for moved, info in self._level(state, at_least_one=True):
+            for moved, info in self._level(state, forced=True):
                 state = moved
                 yield state, info
                 if state.iteration >= last:
@@ -246,21 +286,26 @@ class Engine:
         return "refined", state
 
     @property
+    def spent(self) -> bool:
+        """Whether the budget has no room for the draws of this level."""
+        return self.evaluations + self.n_samples > self.max_evaluations
+
+    @property
     def _warming_up(self) -> bool:
         return self.n_samples < FEWEST_DRAWS
 
-    def _next_size(self, noise: Noise, dim: int) -> int:
+    def _first_size(self, q: Gaussian) -> int:
+        return self._rounded(max(FEWEST_DRAWS, DRAWS_PER_DIMENSION * q.dim), q)
+
+    def _next_size(self, noise: Noise) -> int:
         """Draws of the next level: what the theory plans for the accuracy, in factors of 2 to 8."""
-        least = max(FEWEST_DRAWS, DRAWS_PER_DIMENSION * dim)
-        if self._warming_up:
-            return least
         # The error aimed at, in nats, is the one at which the largest excess is a little below 1.
         aim = noise.nats / max(1.2 * noise.excess(self.accuracy), 1.0)
         variance = noise.nats * self.n_samples
         planned = theory.plan(aim, variance=variance, distance=aim)[0].n_samples
-        return max(least, min(max(planned, 2 * self.n_samples), 8 * self.n_samples))
+        return min(max(planned, 2 * self.n_samples), 8 * self.n_samples)
 
-    def _level(self, state: State, *, at_least_one: bool = False) -> _Level:
+    def _level(self, state: State, *, forced: bool = False) -> _Level:
         """Iterate on one set of draws until it settles.
 
         Returns the state, the noise of its draws, and whether it settled.
@@ -269,12 +314,13 @@ class Engine:
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0
         self._least_asked = np.inf
-        while at_least_one or not self._settled(here, noise):
-            at_least_one = False
+        while forced or not self._settled(here, noise):
             self._least_asked = min(self._least_asked, here.asked.nats)
-            step = self._extrapolate(here, z) or self._climb(here, here.estimate, z, step_size)
+            step = self._extrapolate(here, z)
+            step = step or self._climb(here, here.estimate, z, step_size, forced=forced)
             if step is None and here.plain.coupling is not None:
-                step = self._climb(here, here.plain, z, step_size)
+                step = self._climb(here, here.plain, z, step_size, forced=forced)
+            forced = False
             if step is None or step.there is None:
                 return replace(state, evaluations=self.evaluations), noise, False
             state, info = self._take(state, here, step)
@@ -287,7 +333,7 @@ class Engine:
             if self._warming_up and 0 <= gain < 0.01 * state.q.dim:
                 break  # to have come near is enough
             contraction = here.asked.nats / before.asked.nats if before.asked.nats else 1.0
-            if contraction < 0.1 and self._settled(here, noise, contraction):
+            if contraction < 0.3 and self._settled(here, noise, contraction):
                 # One more step will do, and where it leads to is known well enough.
                 last = _Step(self.guard(here.q, here.estimate, 1.0))
                 state, info = self._take(state, here, last)
@@ -302,11 +348,12 @@ class Engine:
         """
         left = here.left(self._secants) if isinstance(self.projection, Identity) else here.asked
         return (
-            contraction * left.excess(self.accuracy) < 0.01
+            contraction * left.excess(self.accuracy) < _NEGLIGIBLE
             or contraction * left.nats < 0.1 * noise.nats
         )
 
-    def _evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
+    def evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
+        """Evaluate a member on batches of standard normal draws, and count the evaluations."""
         parts = []
         for batch in z:
             try:
@@ -335,7 +382,7 @@ class Engine:
         q = state.q
         for _ in range(_MOST_SHRINKS):
             try:
-                here = self._evaluate(q, z)
+                here = self.evaluate(q, z)
             except NonFiniteError as error:
                 last = error
                 q = type(q).from_mean_precision(q.mean, 4 * q.precision)
@@ -346,33 +393,39 @@ class Engine:
 
     def _extrapolate(self, here: Sample, z: Sequence[Array]) -> _Step | None:
         """Go where the last steps together lead to, if that is progress."""
-        if self._spent or not isinstance(self.projection, Identity):
+        if self.spent or not isinstance(self.projection, Identity):
             return None
         member = self._secants.extrapolate(here.q, here.estimate)
         if member is None or member.kl(here.q) > _longest(here.q):
             return None
         try:
-            there = self._evaluate(member, z)
+            there = self.evaluate(member, z)
         except NonFiniteError:
             return None
         step = _Step(Mixed(member, 1.0, active=False), there)
         return step if self._progress(here, there) else None
 
     def _climb(
-        self, here: Sample, estimate: Estimate, z: Sequence[Array], step_size: float
+        self,
+        here: Sample,
+        estimate: Estimate,
+        z: Sequence[Array],
+        step_size: float,
+        *,
+        forced: bool,
     ) -> _Step | None:
         """Take the longest step, halving from the given one, that is progress."""
         retreats = 0
         shortest = _SHORTEST_STEP if self._warming_up else _SHORTEST_LATER_STEP
         longest = np.inf if self._warming_up else _longest(here.q)
-        while step_size >= shortest and not self._spent:
+        while step_size >= shortest and (forced or not self.spent):
             mixed = self.guard(here.q, estimate, step_size)
             candidate = self.projection(mixed.q)
             step_size /= 2
             if candidate.kl(here.q) > longest:
                 continue
             try:
-                there = self._evaluate(candidate, z)
+                there = self.evaluate(candidate, z)
             except NonFiniteError:
                 retreats += 1
                 continue
@@ -387,11 +440,6 @@ class Engine:
         """
         closer = not self._warming_up and there.asked.nats < self._least_asked
         return closer or there.ascends(here)
-
-    @property
-    def _spent(self) -> bool:
-        """Whether the budget has no room for the draws of this level."""
-        return self.evaluations + self.n_samples > self.max_evaluations
 
     def _take(self, state: State, here: Sample, step: _Step) -> tuple[State, Info]:
         q = self.projection(step.mixed.q) if step.there is None else step.there.q

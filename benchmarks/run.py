@@ -154,7 +154,6 @@ PEERS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     for method in ("advi", "fullrank_advi")
     for label, options in {
         "": dict,
-        " adam 0.1": lambda: {"obj_optimizer": pm.adam(learning_rate=0.1)},
         " adam 0.01": lambda: {"obj_optimizer": pm.adam(learning_rate=0.01)},
     }.items()
 }

@@ -89,13 +89,15 @@ class Secants:
             ways.append(Natural(first, second))
         return ways
 
-    def extrapolate(self, q: Gaussian, estimate: Estimate) -> Gaussian | None:
-        """Member the steps lead to, or None where nothing is known or it is outside the family."""
-        if not self._pairs:
-            return None
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def extrapolate(self, q: Gaussian, estimate: Estimate, share: float = 1.0) -> Gaussian | None:
+        """Go a share of the way the steps lead, if the family has a member there."""
         (way,) = self.solve(q, [residual(q, estimate)])
+        second = share * way.second - q.precision / 2
         try:
-            member = type(q).from_natural(Natural(way.first, way.second - q.precision / 2))
+            member = type(q).from_natural(Natural(share * way.first, second))
         except (DomainError, ValueError):
             return None
         return member.with_mean(member.mean + q.mean) if way.first.size else member

@@ -39,13 +39,22 @@ WARM_UP_DRAWS = 16
 FEWEST_DRAWS = 64
 #: No level takes more.
 MOST_DRAWS = 8192
-#: Pairs of draws per dimension from which on their second moments are exact; there are two batches.
-DRAWS_PER_DIMENSION = 4
+#: Draws per dimension from which on two batches have exact second moments. Twice as many can be
+#: balanced, which matters as long as there are no more than so many in all.
+DRAWS_PER_DIMENSION, BALANCED_DRAWS = 4, 256
 
 # Degrees of freedom that the mean over the components lends to each.
 _SHARED_FREEDOM = 8
 # Part of the squared error allowed that may be left to go.
 _NEGLIGIBLE = 0.04
+# New draws at a time, relative to all before.
+_MOST_GROWTH = 4
+# Squared error, relative to the one allowed, from which on draws are averaged.
+_MOST_EXCESS = 30.0
+# Squared error of the solution, relative to that of one step, up to which they are.
+_MOST_AMPLIFICATION = 4.0
+# Ratio of a squared distance to the one that noise explains.
+_SURPRISE = 9.0
 _SHORTEST_STEP = 2.0**-14
 _SHORTEST_LATER_STEP = 2.0**-4
 _MOST_SHRINKS = 40
@@ -73,6 +82,15 @@ class Noise:
     log_sd: Array
     nats: float
     freedom: float = np.inf
+
+    def averaged(self, other: Noise, share: float) -> Noise:
+        """Errors of the average with something independent that has this share in it."""
+        return Noise(
+            (1 - share) ** 2 * self.mean + share**2 * other.mean,
+            (1 - share) ** 2 * self.log_sd + share**2 * other.log_sd,
+            (1 - share) ** 2 * self.nats + share**2 * other.nats,
+            freedom=other.freedom,
+        )
 
     def excess(self, accuracy: float) -> float:
         """Largest ratio of a squared error to the one allowed; at most 1 when converged.
@@ -207,6 +225,7 @@ class Engine:
         self.evaluations = 0
         self._secants = Secants()
         self._least_asked = np.inf
+        self._amplification = 1.0
 
     def fit(self, state: State, n_iterations: int) -> Iterations:
         """Fit from a state, for so many iterations at most; returns the status at the end."""
@@ -246,16 +265,12 @@ class Engine:
         self.n_samples = self._first_size(state.q)
         stuck = 0
         while True:
-            level = self._level(state)
-            while True:
-                try:
-                    state, info = next(level)
-                except StopIteration as end:
-                    state, noise, settled = end.value
-                    break
-                yield state, info
-                if state.iteration >= last:
-                    return "max_iterations", state
+            state, noise, settled = yield from self._until(last, self._level(state))
+            if settled and self._nearly(noise):
+                polishing = self._polish(state, noise)
+                state, noise, settled = yield from self._until(last, polishing)
+            if state.iteration >= last:
+                return "max_iterations", state
             if settled and noise.excess(self.accuracy) <= 1:
                 return "converged", state
             # A level takes three evaluations of its draws at least: where to start, one step, and
@@ -267,8 +282,25 @@ class Engine:
             stuck = 0 if settled else stuck + 1
             if stuck == _MOST_STUCK:
                 return "stalled", state
-            wanted = min(self._next_size(noise), MOST_DRAWS, affordable)
-            self.n_samples = self._rounded(wanted, state.q)
+            wanted = min(self._planned(noise, self.n_samples), 8 * self.n_samples, MOST_DRAWS)
+            self.n_samples = self._rounded(
+                min(max(wanted, 2 * self.n_samples), affordable), state.q
+            )
+
+    def _until(self, last: int, level: _Level) -> _Level:
+        """Go through a level, up to the last iteration."""
+        while True:
+            try:
+                state, info = next(level)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            yield state, info
+            if state.iteration >= last:
+                return (
+                    state,
+                    Noise(np.full(state.q.dim, np.inf), np.zeros(state.q.dim), np.inf),
+                    False,
+                )
 
     def refine(self, state: State, n_iterations: int) -> Iterations:
         """Go on from a state with twice as many draws, whatever the accuracy reached."""
@@ -295,15 +327,60 @@ class Engine:
         return self.n_samples < FEWEST_DRAWS
 
     def _first_size(self, q: Gaussian) -> int:
-        return self._rounded(max(FEWEST_DRAWS, DRAWS_PER_DIMENSION * q.dim), q)
+        least = DRAWS_PER_DIMENSION * q.dim
+        return self._rounded(max(FEWEST_DRAWS, least, min(2 * least, BALANCED_DRAWS)), q)
 
-    def _next_size(self, noise: Noise) -> int:
-        """Draws of the next level: what the theory plans for the accuracy, in factors of 2 to 8."""
+    def _planned(self, noise: Noise, draws: int) -> int:
+        """Draws that the theory plans for the accuracy, given the noise of so many."""
+        excess = noise.excess(self.accuracy)
+        if excess <= 1:
+            return draws
         # The error aimed at, in nats, is the one at which the largest excess is a little below 1.
-        aim = noise.nats / max(1.2 * noise.excess(self.accuracy), 1.0)
-        variance = noise.nats * self.n_samples
-        planned = theory.plan(aim, variance=variance, distance=aim)[0].n_samples
-        return min(max(planned, 2 * self.n_samples), 8 * self.n_samples)
+        aim = noise.nats / (1.2 * excess)
+        return theory.plan(aim, variance=noise.nats * draws, distance=aim)[0].n_samples
+
+    def _nearly(self, noise: Noise) -> bool:
+        """Whether a settled level is so close that more draws only have to be averaged in.
+
+        Where the iteration closes in slowly, they would not go where they should in one step.
+        """
+        return (
+            isinstance(self.projection, Identity)
+            and self._amplification < _MOST_AMPLIFICATION
+            and noise.excess(self.accuracy) < _MOST_EXCESS
+        )
+
+    def _polish(self, state: State, noise: Noise) -> _Level:
+        r"""Add fresh draws to those of a settled level, each evaluated once, until they suffice.
+
+        The step size is the new draws' share of all, as in the paper's decreasing schedule: it
+        averages the solutions of all draws so far. The first are drawn in any case: a level that
+        claims to suffice has only its own draws to show for it. A step that matters, and is much
+        longer than the noise explains, says that it was wrong, and leads back to a level.
+        """
+        total = self.n_samples
+        while True:
+            wanted = min(self._planned(noise, total) - total, _MOST_GROWTH * total, MOST_DRAWS)
+            self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
+            if self.spent:
+                return state, noise, True
+            z = designs.batches(self.n_samples, state.q.dim, self.rng)
+            try:
+                here = self.evaluate(state.q, z)
+            except NonFiniteError:
+                return replace(state, evaluations=self.evaluations), noise, False
+            own, left = here.noise(self._secants), here.left(self._secants)
+            share = self.n_samples / (total + self.n_samples)
+            member = self._secants.extrapolate(here.q, here.estimate, share)
+            unexplained = left.nats > _SURPRISE * (own.nats + noise.nats)
+            if member is None or (unexplained and left.excess(self.accuracy) > 1):
+                return replace(state, evaluations=self.evaluations), own, False
+            state, info = self._take(state, here, _Step(Mixed(member, share, active=False)))
+            yield state, info
+            total += self.n_samples
+            noise = noise.averaged(own, share)
+            if noise.excess(self.accuracy) <= 1:
+                return state, noise, True
 
     def _level(self, state: State, *, forced: bool = False) -> _Level:
         """Iterate on one set of draws until it settles.
@@ -313,6 +390,7 @@ class Engine:
         z = designs.batches(self.n_samples, state.q.dim, self.rng)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0
+        self._amplification = 1.0
         self._least_asked = np.inf
         while forced or not self._settled(here, noise):
             self._least_asked = min(self._least_asked, here.asked.nats)
@@ -339,6 +417,8 @@ class Engine:
                 state, info = self._take(state, here, last)
                 yield state, info
                 break
+        plain = here.noise(Secants()).nats
+        self._amplification = noise.nats / plain if plain else 1.0
         return state, noise, True
 
     def _settled(self, here: Sample, noise: Noise, contraction: float = 1.0) -> bool:
@@ -393,7 +473,7 @@ class Engine:
 
     def _extrapolate(self, here: Sample, z: Sequence[Array]) -> _Step | None:
         """Go where the last steps together lead to, if that is progress."""
-        if self.spent or not isinstance(self.projection, Identity):
+        if self.spent or not len(self._secants) or not isinstance(self.projection, Identity):
             return None
         member = self._secants.extrapolate(here.q, here.estimate)
         if member is None or member.kl(here.q) > _longest(here.q):

@@ -10,17 +10,25 @@ with U uniform among the m x d matrices of orthonormal columns. All moments up t
 exact. The fourth fall short by the factor m / (m + 2), whatever d; two blocks scaled by
 :math:`\sqrt{1 \pm \sqrt{2/m}}` make up for it, so that moments up to the fifth are right on average
 over such pairs of blocks, and those up to the third in each.
+
+What is left are higher moments. Large blocks start from scrambled Sobol points instead of
+independent normal ones, which helps where a few directions matter and the target is far from
+Gaussian in them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import qmc
 
 Array = NDArray[np.float64]
 
 #: Fewest pairs in a block.
 FEWEST_PAIRS = 4
+#: Sobol points are used for blocks of at least so many pairs, in at most so many dimensions.
+SOBOL_PAIRS, SOBOL_DIMENSIONS = 32, 100
 
 
 def block(pairs: int, dim: int, rng: np.random.Generator) -> Array:
@@ -28,12 +36,17 @@ def block(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 
     Fewer pairs than dimensions cannot have them: they are orthogonal, and all of length sqrt(d).
     """
-    wide = pairs < dim
-    normal = rng.standard_normal((dim, pairs) if wide else (pairs, dim))
-    orthonormal, triangle = np.linalg.qr(normal)
-    orthonormal = orthonormal * np.sign(triangle.diagonal())  # without which it is not uniform
-    half = np.sqrt(dim) * orthonormal.T if wide else np.sqrt(pairs) * orthonormal
+    normal = _normal(pairs, dim, rng)
+    left, _, right = np.linalg.svd(normal, full_matrices=False)
+    half = np.sqrt(max(pairs, dim)) * left @ right  # the nearest such matrix, uniform as well
     return np.concatenate([half, -half])
+
+
+def _normal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
+    if pairs < max(SOBOL_PAIRS, 2 * dim) or dim > SOBOL_DIMENSIONS:
+        return rng.standard_normal((pairs, dim))
+    points = qmc.Sobol(dim, rng=rng).random_base2((pairs - 1).bit_length())[:pairs]
+    return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
 
 
 def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
@@ -52,8 +65,8 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 def batches(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
     """Draw about n rows as independent batches of equal size, whose scatter tells their noise.
 
-    There are as many batches, of 8, 4 and 2, as leaves each enough pairs to be balanced. The size
-    is rounded up to whole batches; see :func:`batch_size`.
+    There are 4 batches where that leaves each enough pairs to be balanced, 8 where the blocks are
+    large, else 2. The size is rounded up to whole batches; see :func:`batch_size`.
     """
     count, pairs, is_balanced = batch_size(n, dim)
     draw = balanced if is_balanced else block
@@ -63,11 +76,16 @@ def batches(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
 def batch_size(n: int, dim: int) -> tuple[int, int, bool]:
     """Return the number of batches, the pairs in a block, and whether batches are balanced."""
     least = max(dim, FEWEST_PAIRS)
-    for count in (8, 4, 2):
-        # The scatter of two batches says little of a few components.
-        if n >= 4 * count * least or (count == 4 and dim < 2 * FEWEST_PAIRS and n >= 64):
-            return count, max(-(-n // (4 * count)), least), True
-    return 2, -(-n // 4), False
+    if n >= 32 * max(least, 2 * SOBOL_PAIRS):
+        count = 8
+    # The scatter of two batches says little of a few components.
+    elif n >= 16 * least or (dim < 2 * FEWEST_PAIRS and n >= 64):
+        count = 4
+    elif n >= 8 * least:
+        count = 2
+    else:
+        return 2, -(-n // 4), False
+    return count, max(-(-n // (4 * count)), least), True
 
 
 def rounded_size(n: int, dim: int) -> int:

@@ -119,16 +119,15 @@ class Fit:
         """State to start from at a point that was found finite."""
         options, member = self.options, start.gaussian
         if member is None:
-            hessian = None
-            if not isinstance(options.estimator, Stein):
-                curvature = options.family.curvature
-                hessian = self.target.evaluate(point[np.newaxis], curvature).hessian
-            member = starting_member(
-                options.family,
-                point,
-                None if hessian is None else hessian[0],
-                deviations=start.deviations,
-            )
+            curvature = options.family.curvature
+            if isinstance(options.estimator, Stein):
+                hessian = self.target.difference_hessian(point)
+                hessian = hessian if curvature == "full" else hessian.diagonal().copy()
+            else:
+                evaluation = self.target.evaluate(point[np.newaxis], curvature)
+                assert evaluation.hessian is not None
+                hessian = evaluation.hessian[0]
+            member = starting_member(options.family, point, hessian, deviations=start.deviations)
         return State(options.projection(member))
 
     def _others(self, n: int) -> list[State]:

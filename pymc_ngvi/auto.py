@@ -442,8 +442,9 @@ class Engine:
                 self.evaluations += error.evaluations
                 raise
             self.evaluations += parts[-1].evaluations
-        plain = pool(parts)
-        estimate, *parts = (decouple(part, plain.coupling) for part in (plain, *parts))
+        estimate = plain = pool(parts)
+        if plain.coupling is not None:
+            estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:

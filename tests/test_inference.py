@@ -321,7 +321,7 @@ class TestStart:
             s = pm.HalfNormal("s")
             pm.Uniform("x", 0, s)
         points = [
-            ngvi.NGVI(model=model, start=start)._start.point
+            ngvi.NGVI(model=model, start=start)._starts[0].point
             for start in ({"s": 10.0, "x": 5.0}, {"s_log__": np.log(10.0), "x": 5.0})
         ]
         np.testing.assert_allclose(points[0], [np.log(10), 0.0], atol=1e-12)
@@ -332,7 +332,7 @@ class TestStart:
             s = pm.HalfNormal("s", shape=3)
             pm.Deterministic("double", 2 * s)
         everything = {"s": 2.0, "double": 4 * np.ones(3)}
-        point = ngvi.NGVI(model=model, start=everything)._start.point
+        point = ngvi.NGVI(model=model, start=everything)._starts[0].point
         np.testing.assert_allclose(point, np.log(2 * np.ones(3)))
 
     def test_a_fit_group_of_another_tool(self, regression, fitted):
@@ -341,7 +341,9 @@ class TestStart:
 
         posterior = fitted.sample(50, random_seed=1)["posterior"]
         foreign = xarray.Dataset({"mean_vector": ("rows", np.zeros(5))})
-        start = ngvi.NGVI(model=regression, start=Foreign(posterior=posterior, fit=foreign))._start
+        start = ngvi.NGVI(
+            model=regression, start=Foreign(posterior=posterior, fit=foreign)
+        )._starts[0]
         assert start.gaussian is None
         assert np.isfinite(start.point).all()
 
@@ -543,7 +545,7 @@ class TestBadInput:
             x = pm.Normal("x", initval=2.0)
             pm.Potential("wall", pt.log(1.0 - x))
         with pytest.raises(pm.exceptions.SamplingError, match=r"(?s)wall.*not finite"):
-            fit(model)
+            fit(model, start={"x": 2.0})
 
     def test_nan_during_the_fit_names_variable_and_iteration(self):
         """Data that turn bad during the fit: no step is short enough."""

@@ -169,15 +169,13 @@ def peers(arguments: argparse.Namespace) -> None:
                             progressbar=False,
                             **options(),
                         )
-                except FloatingPointError as error:
-                    problem = str(error).splitlines()[0]
-                    value, error_of_it, divergence = np.nan, np.nan, np.nan
-                else:
                     seconds = time.perf_counter() - begin
                     q = _gaussian(approx, target)
                     value, error_of_it = elbo(target, q)
                     divergence = kl_per_dimension(draws, q.mean, q.covariance)
-                seconds = time.perf_counter() - begin
+                except (FloatingPointError, ngvi.DomainError) as error:
+                    problem, seconds = str(error).splitlines()[0], time.perf_counter() - begin
+                    value, error_of_it, divergence = np.nan, np.nan, np.nan
                 row = {"elbo": value, "elbo_se": error_of_it, "kl_per_dim": divergence}
                 row |= {"seconds": round(seconds, 1), "problem": problem}
                 table.add({"model": name, "peer": peer, "seed": seed, **row})

@@ -445,7 +445,7 @@ class Engine:
                 self._secants.add((before.q, before.estimate), (here.q, here.estimate))
             noise, step_size = here.noise(self._secants), min(1.0, 2 * info.step_size)
             gain = here.estimate.elbo - before.estimate.elbo
-            if self._warming_up and 0 <= gain < 0.01 * state.q.dim:
+            if self._warming_up and gain < 0.01 * state.q.dim:
                 break  # to have come near is enough
         of_step = here.noise(Secants()).nats
         self._amplification = noise.nats / of_step if of_step else 1.0

@@ -208,17 +208,14 @@ class Stein(_DrawsEstimator):
 def pool(estimates: Sequence[Estimate]) -> Estimate:
     """Average estimates made from equally many draws each."""
     errors = np.array([estimate.elbo_se for estimate in estimates])
+    couplings = [e.coupling for e in estimates if e.coupling is not None]
     return Estimate(
         gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
         hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
         elbo=float(np.mean([estimate.elbo for estimate in estimates])),
         elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
         evaluations=sum(estimate.evaluations for estimate in estimates),
-        coupling=(
-            None
-            if estimates[0].coupling is None
-            else np.mean([estimate.coupling for estimate in estimates], axis=0)
-        ),
+        coupling=np.mean(couplings, axis=0) if couplings else None,
     )
 
 

@@ -171,7 +171,9 @@ class Search:
 
     def _choose(self, finished: Sequence[tuple[str, State]]) -> tuple[str, State]:
         """Return the best of the states fitted to the end, and tell the others from it."""
-        elbos = self._elbos([state for _, state in finished])
+        states = [state for _, state in finished]
+        alone = len(states) == 1 and not self.attempts
+        elbos = [np.nan] if alone else self._elbos(states)
         best = int(np.argmax(elbos))
         chosen = finished[best][1].q
         for i, (status, state) in enumerate(finished):
@@ -183,9 +185,9 @@ class Search:
         return finished[best]
 
     def _elbos(self, states: Sequence[State]) -> list[float]:
-        """ELBO of each state, all on the same draws; NaN where there is nothing to compare."""
-        if len(states) < 2:
-            return [np.nan] * len(states)
+        """ELBO of each state, all on the same draws."""
+        if not states:
+            return []
         z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
         elbos = []
         for state in states:

@@ -152,6 +152,24 @@ def test_a_count_of_a_million(start_at):
     assert result.q.variance[0] == pytest.approx(1e-6, rel=0.02)
 
 
+def test_a_warm_up_that_cannot_rise_any_more_ends():
+    """At the maximum of its ELBO on too few draws, steps lower it by rounding only."""
+
+    class Flat(GaussianTarget):
+        def log_density(self, draws):
+            return np.round(super().log_density(draws), 9) - 2738.0
+
+        def evaluate(self, draws, curvature):
+            inner = super().evaluate(draws, curvature)
+            return Evaluation(self.log_density(draws), inner.gradient, inner.hessian)
+
+    for seed in range(20):
+        target = Flat(np.full(10, 50.0), np.eye(10))
+        result = fit(target, start(FullGaussian, 10), seed=seed)
+        assert result.status == "converged"
+        assert len(result.history) < 50
+
+
 def test_stein_warms_up_in_many_dimensions():
     target = GaussianTarget(np.full(20, 300.0), np.eye(20))
     result = fit(target, start(FullGaussian, 20), estimator=Stein())

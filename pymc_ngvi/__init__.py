@@ -8,6 +8,7 @@ SciPy only and can be used on any log density with derivatives.
 
 from pymc_ngvi import schedules, theory
 from pymc_ngvi._version import __version__
+from pymc_ngvi.comparison import compare, loo
 from pymc_ngvi.errors import (
     BudgetSpent,
     DomainError,
@@ -43,7 +44,9 @@ __all__ = [
     "Subsampling",
     "UnreliableFit",
     "__version__",
+    "compare",
     "fit_ngvi",
+    "loo",
     "register",
     "schedules",
     "theory",

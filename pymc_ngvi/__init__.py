@@ -8,10 +8,12 @@ SciPy only and can be used on any log density with derivatives.
 
 from pymc_ngvi import schedules, theory
 from pymc_ngvi._version import __version__
+from pymc_ngvi.approximation import load
 from pymc_ngvi.comparison import compare, loo
 from pymc_ngvi.errors import (
     BudgetSpent,
     DomainError,
+    FileFormatError,
     NGVIError,
     NonFiniteError,
     ScheduleError,
@@ -33,6 +35,7 @@ __all__ = [
     "DiagonalGaussian",
     "DomainError",
     "EigenvalueBounds",
+    "FileFormatError",
     "FullGaussian",
     "Identity",
     "LinearRegression",
@@ -46,6 +49,7 @@ __all__ = [
     "__version__",
     "compare",
     "fit_ngvi",
+    "load",
     "loo",
     "register",
     "schedules",

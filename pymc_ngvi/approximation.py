@@ -7,6 +7,7 @@ hand in double precision and is what :meth:`GaussianApproximation.sample` draws 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from pymc.variational.approximations import FullRank, FullRankGroup, MeanField, 
 from pymc.variational.opvi import Group
 from pytensor.compile.sharedvalue import SharedVariable
 
+from pymc_ngvi import storage
 from pymc_ngvi._linalg import lower_factor_of_gram
 from pymc_ngvi.algorithm import Info
 from pymc_ngvi.diagnostics import Report
@@ -211,6 +213,31 @@ class GaussianApproximation:
             },
         )
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to a netCDF file: the Gaussian, the history and the report.
+
+        :func:`pymc_ngvi.load` reads it, given the model. An existing file is replaced only when
+        the new one is complete.
+
+        Parameters
+        ----------
+        path : str or path
+        """
+        seed = self.seed
+        if isinstance(seed, np.integer | np.ndarray):
+            seed = seed.tolist()
+        fit = storage.SavedFit(
+            gaussian=self.gaussian,
+            names=list(self.layout.names),
+            shapes={block.name: block.shape for block in self.layout},
+            losses=np.asarray(self.hist, dtype=np.float64),
+            history=self.history,
+            report=self.report,
+            # A generator has gone on since, and is no seed any more.
+            seed=seed if isinstance(seed, int | list | tuple) else None,
+        )
+        storage.write(path, fit)
+
     @cached_property
     def layout(self) -> Layout:
         """Order, shapes and names of the flat unconstrained vector."""
@@ -324,6 +351,42 @@ def create_approximation(
     """
     kind = NGVIMeanField if gaussian.factorised else NGVIFullRank
     return kind(model, gaussian, initial_point=initial_point)
+
+
+def load(
+    path: str | os.PathLike[str], model: pymc.Model | None = None
+) -> NGVIMeanField | NGVIFullRank:
+    """Read an approximation that `save` wrote.
+
+    Nothing is executed from the file. The same seed gives the same draws as before.
+
+    Parameters
+    ----------
+    path : str or path
+    model : pymc.Model, optional
+        The model that was fitted, which the file does not hold; that of the context by default.
+
+    Returns
+    -------
+    NGVIFullRank or NGVIMeanField
+
+    Raises
+    ------
+    FileFormatError
+        The file is something else, or damaged.
+    ValueError
+        The model's free variables are not those of the fit, and how they differ.
+    """
+    model = pymc.modelcontext(model)
+    saved = storage.read(path)
+    point = model.initial_point(0)
+    saved.check_layout(Layout(model, point))
+    approx = create_approximation(model, saved.gaussian, initial_point=point)
+    approx.hist = saved.losses
+    approx.history = saved.history
+    approx.report = saved.report
+    approx.seed = saved.seed
+    return approx
 
 
 def covariance_factor(gaussian: Gaussian) -> Array:

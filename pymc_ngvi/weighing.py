@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_ngvi.diagnostics import UNRELIABLE_KHAT
+from pymc_ngvi.diagnostics import Verdict
 from pymc_ngvi.draws import DrawTransform, Values
 from pymc_ngvi.errors import UnreliableFit, did_you_mean, warn
 from pymc_ngvi.families import Gaussian
@@ -74,12 +74,14 @@ class WeighedDraws:
 
     def warn_if_unreliable(self) -> None:
         """Warn where weights cannot make up for what the Gaussian misses."""
-        if self.importance is not None and self.importance.khat > UNRELIABLE_KHAT:
+        if self.importance is None:
+            return
+        n = self.importance.log_weights.size
+        verdict = Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
+        if verdict.unreliable:
             warn(
-                f"importance weights cannot mend this fit: k-hat is {self.importance.khat:.2f}, "
-                f"above {UNRELIABLE_KHAT:g}, and {self.importance.ess:.0f} of "
-                f"{self.importance.log_weights.size} draws are effective. Reparametrise the model, "
-                "or use pm.sample",
+                f"importance weights cannot mend this fit (k-hat {verdict}): reparametrise the "
+                "model, or use pm.sample",
                 UnreliableFit,
             )
 

@@ -35,6 +35,7 @@ from pymc_ngvi.inferencedata import (
 )
 from pymc_ngvi.layout import Layout
 from pymc_ngvi.schedules import check_count
+from pymc_ngvi.warmstart import nuts_keywords
 from pymc_ngvi.weighing import POOL, check_importance, resample, weigh
 
 Array = NDArray[np.float64]
@@ -237,6 +238,54 @@ class GaussianApproximation:
             seed=seed if isinstance(seed, int | list | tuple) else None,
         )
         storage.write(path, fit)
+
+    def nuts_kwargs(
+        self,
+        *,
+        chains: int = 4,
+        tune: int = 200,
+        random_seed: Any = None,
+        sampler: str = "pymc",
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Keywords for ``pm.sample`` that let NUTS start from this fit.
+
+        Chains start at draws of the approximation and move in the metric of its covariance, so
+        that little tuning is left.
+
+        Parameters
+        ----------
+        chains : int
+            Number of chains, each with a start of its own.
+        tune : int
+            Tuning steps: the step size only is tuned, in place of PyMC's 1000 steps.
+        random_seed : int, sequence of int, numpy.random.Generator or None
+            Of the starts.
+        sampler : {"pymc", "nutpie"}
+            For nutpie, with PyMC 6 only, there is a start but no metric: it adapts its own, and
+            wants more tuning.
+        **options
+            Of ``pm.NUTS``, such as `target_accept`.
+
+        Returns
+        -------
+        dict
+            For ``pm.sample(**approx.nuts_kwargs())``, in the context of the model.
+
+        Notes
+        -----
+        The metric is not adapted. Where the fit is unreliable it may be a poor one, and NUTS
+        from scratch the better choice; the draws are right with either.
+        """
+        n = check_count("chains", chains)
+        rng = as_generator(random_seed)
+        values = self._transform_for(self.model)(self._draw_flat(n, rng), rng)
+        names = [variable.name for variable in self.model.free_RVs]
+        starts = [{name: values[name][chain] for name in names} for chain in range(n)]
+        tune = check_count("tune", tune)
+        return nuts_keywords(
+            self.model, self.gaussian, starts, sampler=sampler, tune=tune, **options
+        )
 
     @cached_property
     def layout(self) -> Layout:

@@ -27,6 +27,10 @@ from pymc_ngvi.errors import did_you_mean, warn
 #: Draws of an approximation by which it is compared.
 DRAWS = 2000
 
+#: Share of effective draws above which weights are all but equal, and k-hat tells of a tail that
+#: is too light to matter.
+NEARLY_EQUAL = 0.95
+
 
 def loo(
     data: Any, *, var_name: str | None = None, draws: int = DRAWS, random_seed: Any = None
@@ -66,16 +70,18 @@ def loo(
     if isinstance(data, GaussianApproximation):
         data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
     variable = _observed_variable(data, var_name)
+    estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
     with warnings.catch_warnings():
         # Told below, by how many observations.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-        elpd = (loo_from_approximation if _is_weighed(data) else loo_from_draws)(data, variable)
-    bad = int((elpd.pareto_k > elpd.good_k).sum())
+        elpd = estimate(data, variable)
+    bad = int(((elpd.pareto_k > elpd.good_k) & (_efficiency(data, variable) < NEARLY_EQUAL)).sum())
     if bad:
         warn(
             f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "
-            f"{elpd.good_k:.2f}: leaving one of them out changes the posterior more than weights "
-            "can follow, or the approximation is poor. Check them, or the model with pm.sample"
+            f"{elpd.good_k:.2f} and uneven weights: leaving one of them out changes the posterior "
+            "more than weights can follow, or the approximation is poor. Check them, or the model "
+            "with pm.sample"
         )
     return elpd
 
@@ -181,6 +187,16 @@ def _is_weighed(data: Any) -> bool:
         reason = attributes.get("lp_missing", "sample_stats has no `lp`")
         raise TypeError(f"the draws come without the model's log density: {reason}")
     return True
+
+
+def _efficiency(data: Any, variable: str) -> Any:
+    """Share of the draws that are effective when each observation is left out."""
+    log_ratios = -data["log_likelihood"][variable]
+    if _is_weighed(data):
+        log_ratios = log_ratios + data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]
+    sample = ("chain", "draw")
+    ratios = np.exp(log_ratios - log_ratios.max(sample))
+    return ratios.mean(sample) ** 2 / (ratios**2).mean(sample)
 
 
 def _check_same_observations(

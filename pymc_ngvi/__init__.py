@@ -6,7 +6,7 @@ The core (families, estimators, schedules, projections, guards, algorithm, theor
 SciPy only and can be used on any log density with derivatives.
 """
 
-from pymc_ngvi import schedules, theory
+from pymc_ngvi import plots, schedules, theory
 from pymc_ngvi._version import __version__
 from pymc_ngvi.approximation import load
 from pymc_ngvi.comparison import compare, loo
@@ -51,6 +51,7 @@ __all__ = [
     "fit_ngvi",
     "load",
     "loo",
+    "plots",
     "register",
     "schedules",
     "theory",

@@ -110,6 +110,19 @@ def compare_elpds(elpds: Mapping[str, Any], method: str) -> Any:
     return compare(dict(elpds), method=method, **({"round_to": "none"} if PYMC_6 else {}))
 
 
+def density_estimate(values: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Estimate the density of values (n,) by ArviZ's kernel: where, and how much."""
+    if PYMC_6:
+        from arviz_stats.base import array_stats
+
+        grid, density, *_ = array_stats.kde(values)
+    else:
+        from arviz import kde
+
+        grid, density = kde(values)
+    return np.asarray(grid), np.asarray(density)
+
+
 def is_elpd(data: Any) -> bool:
     """Whether this is what ArviZ's `loo` returns."""
     if PYMC_6:

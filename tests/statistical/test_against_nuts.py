@@ -58,7 +58,7 @@ def test_loo_of_a_logistic_regression_is_that_of_nuts(pairs):
         difference = pointwise(ours) - pointwise(theirs)
         # Well below the asked two standard errors of the estimate, which are about 16.
         assert abs(difference.sum()) < 0.02 * float(theirs.se)
-        assert np.abs(difference).max() < 0.02
+        assert np.abs(difference).max() < 0.05
 
 
 def test_nested_models_are_ranked_as_by_nuts(pairs):

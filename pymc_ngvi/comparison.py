@@ -110,9 +110,9 @@ def compare(
     Returns
     -------
     pandas.DataFrame
-        The table of ``az.compare``, best model first, and three columns more: `khat` of the
-        approximation, and its `elbo` (a lower bound of the log evidence) with `elbo_se`; NaN for
-        models that were sampled.
+        The table of ``az.compare``, best model first, and columns that tell of the approximation:
+        its `khat`, the share of draws that are `effective` after weighing, and its `elbo` (a lower
+        bound of the log evidence) with `elbo_se`. NaN for models that were sampled.
 
     Raises
     ------
@@ -133,11 +133,8 @@ def compare(
     }
     _check_same_observations(sampled, elpds, var_name)
     table = compare_elpds(elpds, method)
-    about = {
-        name: {} if is_elpd(data) else _attributes(data, "posterior")
-        for name, data in sampled.items()
-    }
-    for column in ("khat", "elbo", "elbo_se"):
+    about = {name: _about_the_fit(data) for name, data in sampled.items()}
+    for column in ("khat", "effective", "elbo", "elbo_se"):
         table[column] = [float(about[name].get(column, np.nan)) for name in table.index]
     return table
 
@@ -172,6 +169,16 @@ def _observed_variable(data: Any, var_name: str | None) -> str:
 
 def _attributes(data: Any, group: str) -> Mapping[str, Any]:
     return data[group].attrs if group in group_names(data) else {}
+
+
+def _about_the_fit(data: Any) -> dict[str, Any]:
+    """Attributes of the draws of an approximation; of others there are none."""
+    if is_elpd(data) or not _is_ours(data):
+        return {}
+    found = dict(_attributes(data, "posterior"))
+    if found.get("verdict_draws"):
+        found["effective"] = found["ess"] / found["verdict_draws"]
+    return found
 
 
 def _is_ours(data: Any) -> bool:

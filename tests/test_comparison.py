@@ -119,7 +119,8 @@ def test_fits_bring_their_elbo_and_khat():
     table = ngvi.compare({"fitted": fitted, "sampled": sampled}, random_seed=1)
     assert table.loc["fitted", "elbo"] == pytest.approx(fitted.report.elbo)
     assert table.loc["fitted", "khat"] == fitted.report.khat
-    assert np.isnan(table.loc["sampled", "elbo"])
+    assert table.loc["fitted", "effective"] == pytest.approx(1, abs=0.01)
+    assert table.loc["sampled", ["khat", "effective", "elbo", "elbo_se"]].isna().all()
 
 
 def drawn_by_a_sampler(idata):

@@ -2,12 +2,12 @@ r"""The automatic engine: no schedule to choose, and a stop with a statistical m
 
 The engine works in levels. A level fixes a set of standard normal draws and iterates on them: with
 the draws common to all members there is no noise between two of them, a step of size 1 can be tried
-and halved until it helps, and the iteration settles where the estimate on these draws asks for no
-further move. What is left is the error of the draws themselves, told from the scatter of a few
-batches of them at the solution: the standard error of every mean, in posterior standard deviations,
-of every log standard deviation, and the expected Bregman distance in nats. If these are small
-against the posterior the fit has converged; if not, the next level takes as many fresh draws as the
-error asks for, and starts where this one ended.
+and halved until it helps, past steps can be combined, and the iteration settles where the estimate
+on these draws asks for no further move. What is left is the error of the draws themselves, told
+from the scatter of a few batches of them at the solution: the standard error of every mean, in
+posterior standard deviations, of every log standard deviation, and the expected Bregman distance in
+nats. If these are small against the posterior the fit has converged; if not, the next level takes
+as many fresh draws as the error asks for, and starts where this one ended.
 
 The first level is the warm-up: a few draws, far from the optimum, and progress judged by the ELBO.
 """
@@ -20,30 +20,46 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
+from pymc_ngvi import designs, theory
+from pymc_ngvi.acceleration import Secants, residual
 from pymc_ngvi.algorithm import Info, Iterations, State
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein, pool
-from pymc_ngvi.families import Gaussian, Natural, standard_normal
-from pymc_ngvi.guards import Guard
+from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein, decouple, pool
+from pymc_ngvi.families import Gaussian, Natural
+from pymc_ngvi.guards import Guard, Mixed
 from pymc_ngvi.projections import Identity, Projection
 
 Array = NDArray[np.float64]
 
 #: Draws of the first level.
 WARM_UP_DRAWS = 16
-#: Draws of the second level, and the fewest whose scatter is believed.
+#: Draws of the second level, at least, and the fewest whose scatter is believed.
 FEWEST_DRAWS = 64
 #: No level takes more.
 MOST_DRAWS = 8192
-#: Batches of a level's draws, whose scatter tells the noise.
-BATCHES = 4
-#: Gradients alone tell less of the curvature: draws needed per dimension.
-STEIN_DRAWS_PER_DIMENSION = 10
+#: Draws per dimension from which on two batches have exact second moments. Twice as many can be
+#: balanced, which matters as long as there are no more than so many in all.
+DRAWS_PER_DIMENSION, BALANCED_DRAWS = 4, 256
 
+# Degrees of freedom that the mean over the components lends to each.
+_SHARED_FREEDOM = 8
+# Part of the squared error allowed that may be left to go.
+_NEGLIGIBLE = 0.04
+# New draws at a time, relative to all before.
+_MOST_GROWTH = 4
+# Squared error, relative to the one allowed, from which on draws are averaged.
+_MOST_EXCESS = 30.0
+# Squared error of the solution, relative to that of one step, up to which they are.
+_MOST_AMPLIFICATION = 4.0
+# Ratio of a squared distance to the one that noise explains.
+_SURPRISE = 9.0
 _SHORTEST_STEP = 2.0**-14
 _SHORTEST_LATER_STEP = 2.0**-4
 _MOST_SHRINKS = 40
+# Levels in a row that end without a step that helps.
+_MOST_STUCK = 2
 
 
 @dataclass(frozen=True)
@@ -58,53 +74,61 @@ class Noise:
         Of the log standard deviations.
     nats : float
         Bregman distance.
+    freedom : float
+        Degrees of freedom each number was estimated with.
     """
 
     mean: Array
     log_sd: Array
     nats: float
+    freedom: float = np.inf
+
+    def averaged(self, other: Noise, share: float) -> Noise:
+        """Errors of the average with something independent that has this share in it."""
+        return Noise(
+            (1 - share) ** 2 * self.mean + share**2 * other.mean,
+            (1 - share) ** 2 * self.log_sd + share**2 * other.log_sd,
+            (1 - share) ** 2 * self.nats + share**2 * other.nats,
+            freedom=other.freedom,
+        )
 
     def excess(self, accuracy: float) -> float:
         """Largest ratio of a squared error to the one allowed; at most 1 when converged.
 
-        The standard error allowed is such that nine errors in ten are within the accuracy.
+        The standard error allowed is such that nine errors in ten are within the accuracy: the
+        accuracy over the quantile of Student's t, as the error itself is an estimate. A few
+        batches tell little of one component, and the largest of many such estimates is far too
+        large, so each is drawn towards their mean.
         """
-        allowed = (accuracy / 1.7) ** 2
-        worst = max(float(self.mean.max()), float(self.log_sd.max()))
-        return max(worst / allowed, self.nats / (accuracy**2 * len(self.mean)))
+        dim = len(self.mean)
+        shared = min(_SHARED_FREEDOM, self.freedom * (dim - 1)) if np.isfinite(self.freedom) else 0
+        freedom = self.freedom + shared
+        weight = shared / freedom
+        allowed = (accuracy / float(stdtrit(freedom, 0.95))) ** 2
+        worst = max(
+            float(((1 - weight) * squares + weight * squares.mean()).max())
+            for squares in (self.mean, self.log_sd)
+        )
+        return max(worst / allowed, self.nats / (accuracy**2 * dim))
 
 
-def squared_displacement(q: Gaussian, gradient: Array, change: Array) -> Noise:
-    r"""How far a mean gradient and a change of the Hessian would move q, squared, to first order.
+def squared_displacement(q: Gaussian, direction: Natural) -> Noise:
+    r"""How far a direction in natural parameters moves q, squared, to first order.
 
-    They are the direction :math:`\Delta\theta` of the natural gradient; the Fisher information
-    turns it into changes of mean and covariance, and :math:`\frac12\Delta\theta' F \Delta\theta`
-    is its Bregman distance.
+    The Fisher information turns it into changes of mean and covariance, and
+    :math:`\frac12\Delta\theta' F \Delta\theta` is its Bregman distance.
+
+    Parameters
+    ----------
+    q : Gaussian
+    direction : Natural
+        Seen from the mean of q, where its first part is the gradient alone.
     """
-    # Seen from the mean, theta_1 moves by the gradient alone, and nothing large cancels.
     centred = q.with_mean(np.zeros(q.dim))
-    first = gradient if q.natural.first.size else np.empty(0)
-    direction = Natural(first, change / 2)
     moved = centred.fisher_product(direction)
     variance = moved.second if moved.second.ndim == 1 else moved.second.diagonal()
-    mean = np.square(moved.first) / q.variance if first.size else np.zeros(q.dim)
+    mean = np.square(moved.first) / q.variance if moved.first.size else np.zeros(q.dim)
     return Noise(mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2)
-
-
-def noise_of_pooled(q: Gaussian, estimates: Sequence[Estimate], pooled: Estimate) -> Noise:
-    """Squared standard errors of a pooled estimate, from the scatter of its parts."""
-    parts = [
-        squared_displacement(
-            q, estimate.gradient - pooled.gradient, estimate.hessian - pooled.hessian
-        )
-        for estimate in estimates
-    ]
-    scale = len(parts) * (len(parts) - 1)
-    return Noise(
-        np.sum([part.mean for part in parts], axis=0) / scale,
-        np.sum([part.log_sd for part in parts], axis=0) / scale,
-        sum(part.nats for part in parts) / scale,
-    )
 
 
 @dataclass(frozen=True)
@@ -116,26 +140,41 @@ class Sample:
     q : Gaussian
     estimate : Estimate
         Over all draws.
-    noise : Noise
-        Squared standard errors of the estimate.
+    parts : sequence of Estimate
+        Over each batch of them.
     asked : Noise
         Squared displacement the estimate asks for.
+    plain : Estimate
+        Before the gradient was preconditioned by the whole Hessian, where it was.
     """
 
     q: Gaussian
     estimate: Estimate
-    noise: Noise
+    parts: Sequence[Estimate]
     asked: Noise
+    plain: Estimate
 
-    def settled(self, accuracy: float) -> bool:
-        """Whether the displacement no longer matters, against the accuracy or the noise."""
-        return self.asked.excess(accuracy) < 0.01 or self.asked.nats < 0.1 * self.noise.nats
-
-    def better_than(self, other: Sample) -> bool:
-        """Whether a step from `other` to here was progress: a higher ELBO, or less left to go."""
+    def ascends(self, other: Sample) -> bool:
+        """Whether the ELBO is no lower than at another member, but for rounding."""
         rounding = 1e-12 * (1 + abs(other.estimate.elbo))
-        rises = self.estimate.elbo >= other.estimate.elbo - rounding
-        return rises or self.asked.nats < other.asked.nats
+        return self.estimate.elbo >= other.estimate.elbo - rounding
+
+    def noise(self, secants: Secants) -> Noise:
+        """Squared standard errors of the solution on these draws, from the scatter of its parts."""
+        errors = [residual(self.q, part) - residual(self.q, self.estimate) for part in self.parts]
+        moves = [squared_displacement(self.q, way) for way in secants.solve(self.q, errors)]
+        scale = len(moves) * (len(moves) - 1)
+        return Noise(
+            np.sum([move.mean for move in moves], axis=0) / scale,
+            np.sum([move.log_sd for move in moves], axis=0) / scale,
+            sum(move.nats for move in moves) / scale,
+            freedom=len(moves) - 1,
+        )
+
+    def left(self, secants: Secants) -> Noise:
+        """Squared distance from here to the solution on these draws."""
+        (way,) = secants.solve(self.q, [residual(self.q, self.estimate)])
+        return squared_displacement(self.q, way)
 
 
 class Engine:
@@ -158,6 +197,8 @@ class Engine:
     ----------
     n_samples : int
         Draws of the current level.
+    evaluations : int
+        Evaluations of the target spent so far.
     """
 
     def __init__(
@@ -172,6 +213,8 @@ class Engine:
         rng: np.random.Generator,
     ) -> None:
         self.target = target
+        if isinstance(estimator, BonnetPrice):
+            estimator = BonnetPrice(antithetic=estimator.antithetic, coupled=True)
         self.estimator = estimator
         self.guard = guard
         self.projection = projection
@@ -179,43 +222,93 @@ class Engine:
         self.max_evaluations = max_evaluations
         self.rng = rng
         self.n_samples = 0
+        self.evaluations = 0
+        self._secants = Secants()
+        self._least_asked = np.inf
+        self._amplification = 1.0
 
     def fit(self, state: State, n_iterations: int) -> Iterations:
         """Fit from a state, for so many iterations at most; returns the status at the end."""
         last = state.iteration + n_iterations
-        self.n_samples = self._whole_batches(WARM_UP_DRAWS, state.q)
+        state = yield from self.warm_up(state, last)
+        if state.iteration >= last:
+            return "max_iterations", state
+        return (yield from self.converge(state, last))
+
+    def warm_up(
+        self, state: State, last: int, budget: int | None = None
+    ) -> Generator[tuple[State, Info], None, State]:
+        """Come near the optimum on a few draws.
+
+        Parameters
+        ----------
+        state : State
+        last : int
+            Iteration to stop at.
+        budget : int, optional
+            Evaluations to spend at most, where that is less than the engine has left.
+        """
+        self.n_samples = self._rounded(WARM_UP_DRAWS, state.q)
+        self._secants = Secants()
+        self.evaluations = max(self.evaluations, state.evaluations)
+        limit = self.max_evaluations if budget is None else self.evaluations + budget
+        for moved, info in self._level(state, forced=True):
+            state = moved
+            yield state, info
+            if state.iteration >= last or self.evaluations + self.n_samples > limit:
+                break
+        return replace(state, evaluations=self.evaluations)
+
+    def converge(self, state: State, last: int) -> Iterations:
+        """Fit from near the optimum on, with as many draws as the accuracy asks for."""
+        self._secants = Secants()
+        self.n_samples = self._first_size(state.q)
+        stuck = 0
         while True:
-            level = self._level(state, at_least_one=state.iteration == last - n_iterations)
-            while True:
-                try:
-                    state, info = next(level)
-                except StopIteration as end:
-                    state, noise = end.value
-                    break
-                yield state, info
-                if state.iteration >= last:
-                    return "max_iterations", state
-                if state.evaluations >= self.max_evaluations:
-                    return "max_evaluations", state
-            excess = noise.excess(self.accuracy)
-            if excess <= 1 and self.n_samples >= FEWEST_DRAWS:
+            state, noise, settled = yield from self._until(last, self._level(state))
+            if settled and self._nearly(noise):
+                polishing = self._polish(state, noise)
+                state, noise, settled = yield from self._until(last, polishing)
+            if state.iteration >= last:
+                return "max_iterations", state
+            if settled and noise.excess(self.accuracy) <= 1:
                 return "converged", state
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
-            affordable = (self.max_evaluations - state.evaluations) // 3
-            if affordable <= self.n_samples:
+            affordable = (self.max_evaluations - self.evaluations) // 3
+            if self.spent or affordable <= self.n_samples:
                 return "max_evaluations", state
-            factor = min(8.0, max(2.0, 1.2 * excess))
-            wanted = min(max(int(factor * self.n_samples), FEWEST_DRAWS), MOST_DRAWS, affordable)
-            self.n_samples = self._whole_batches(wanted, state.q)
+            # More draws do not help where it is not their noise that stands in the way.
+            stuck = 0 if settled else stuck + 1
+            if stuck == _MOST_STUCK:
+                return "stalled", state
+            wanted = min(self._planned(noise, self.n_samples), 8 * self.n_samples, MOST_DRAWS)
+            self.n_samples = self._rounded(
+                min(max(wanted, 2 * self.n_samples), affordable), state.q
+            )
+
+    def _until(self, last: int, level: _Level) -> _Level:
+        """Go through a level, up to the last iteration."""
+        while True:
+            try:
+                state, info = next(level)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            yield state, info
+            if state.iteration >= last:
+                return (
+                    state,
+                    Noise(np.full(state.q.dim, np.inf), np.zeros(state.q.dim), np.inf),
+                    False,
+                )
 
     def refine(self, state: State, n_iterations: int) -> Iterations:
         """Go on from a state with twice as many draws, whatever the accuracy reached."""
-        self.n_samples = self._whole_batches(min(2 * self.n_samples, MOST_DRAWS), state.q)
+        self.n_samples = self._rounded(min(2 * self.n_samples, MOST_DRAWS), state.q)
         last = state.iteration + n_iterations
         while state.iteration < last:
             before = state.iteration
-            for moved, info in self._level(state, at_least_one=True):
+            for moved, info in self._level(state, forced=True):
                 state = moved
                 yield state, info
                 if state.iteration >= last:
@@ -224,35 +317,139 @@ class Engine:
                 break  # no step is progress any more
         return "refined", state
 
-    def _level(self, state: State, *, at_least_one: bool = False) -> _Level:
-        """Iterate on one set of draws until it settles; returns the state and the noise left."""
-        each = self.n_samples // BATCHES
-        z = [standard_normal(each, state.q.dim, self.rng, antithetic=True) for _ in range(BATCHES)]
-        state, here = self._finite_start(state, z)
-        step_size, warming_up = 1.0, self.n_samples < FEWEST_DRAWS
-        while at_least_one or not here.settled(self.accuracy):
-            at_least_one = False
-            climbed = self._climb(state, here, z, step_size)
-            if climbed is None:
-                break
-            previous = here
-            state, info, here = climbed
-            step_size = min(1.0, 2 * info.step_size)
-            yield state, info
-            gain = here.estimate.elbo - previous.estimate.elbo
-            if warming_up and 0 <= gain < 0.01 * state.q.dim:
-                break  # to have come near is enough
-        return state, here.noise
+    @property
+    def spent(self) -> bool:
+        """Whether the budget has no room for the draws of this level."""
+        return self.evaluations + self.n_samples > self.max_evaluations
 
-    def _evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
-        estimates = [self.estimator.at(self.target, q, batch) for batch in z]
-        pooled = pool(estimates)
-        return Sample(q, pooled, noise_of_pooled(q, estimates, pooled), self._asked(q, pooled))
+    @property
+    def _warming_up(self) -> bool:
+        return self.n_samples < FEWEST_DRAWS
+
+    def _first_size(self, q: Gaussian) -> int:
+        least = DRAWS_PER_DIMENSION * q.dim
+        return self._rounded(max(FEWEST_DRAWS, least, min(2 * least, BALANCED_DRAWS)), q)
+
+    def _planned(self, noise: Noise, draws: int) -> int:
+        """Draws that the theory plans for the accuracy, given the noise of so many."""
+        excess = noise.excess(self.accuracy)
+        if excess <= 1:
+            return draws
+        # The error aimed at, in nats, is the one at which the largest excess is a little below 1.
+        aim = noise.nats / (1.2 * excess)
+        return theory.plan(aim, variance=noise.nats * draws, distance=aim)[0].n_samples
+
+    def _nearly(self, noise: Noise) -> bool:
+        """Whether a settled level is so close that more draws only have to be averaged in.
+
+        Where the iteration closes in slowly, they would not go where they should in one step.
+        """
+        return (
+            isinstance(self.projection, Identity)
+            and self._amplification < _MOST_AMPLIFICATION
+            and noise.excess(self.accuracy) < _MOST_EXCESS
+        )
+
+    def _polish(self, state: State, noise: Noise) -> _Level:
+        r"""Add fresh draws to those of a settled level, each evaluated once, until they suffice.
+
+        The step size is the new draws' share of all, as in the paper's decreasing schedule: it
+        averages the solutions of all draws so far. The first are drawn in any case: a level that
+        claims to suffice has only its own draws to show for it. A step that matters, and is much
+        longer than the noise explains, says that it was wrong, and leads back to a level.
+        """
+        total = self.n_samples
+        while True:
+            wanted = min(self._planned(noise, total) - total, _MOST_GROWTH * total, MOST_DRAWS)
+            self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
+            if self.spent:
+                return state, noise, True
+            z = designs.batches(self.n_samples, state.q.dim, self.rng)
+            try:
+                here = self.evaluate(state.q, z)
+            except NonFiniteError:
+                return replace(state, evaluations=self.evaluations), noise, False
+            own, left = here.noise(self._secants), here.left(self._secants)
+            share = self.n_samples / (total + self.n_samples)
+            member = self._secants.extrapolate(here.q, here.estimate, share)
+            unexplained = left.nats > _SURPRISE * (own.nats + noise.nats)
+            if member is None or (unexplained and left.excess(self.accuracy) > 1):
+                return replace(state, evaluations=self.evaluations), own, False
+            state, info = self._take(state, here, _Step(Mixed(member, share, active=False)))
+            yield state, info
+            total += self.n_samples
+            noise = noise.averaged(own, share)
+            if noise.excess(self.accuracy) <= 1:
+                return state, noise, True
+
+    def _level(self, state: State, *, forced: bool = False) -> _Level:
+        """Iterate on one set of draws until it settles.
+
+        Returns the state, the noise of its draws, and whether it settled.
+        """
+        z = designs.batches(self.n_samples, state.q.dim, self.rng)
+        state, here = self._finite_start(state, z)
+        noise, step_size = here.noise(self._secants), 1.0
+        self._amplification = 1.0
+        self._least_asked = np.inf
+        while forced or not self._settled(here, noise):
+            self._least_asked = min(self._least_asked, here.asked.nats)
+            step = self._extrapolate(here, z)
+            step = step or self._climb(here, here.estimate, z, step_size, forced=forced)
+            if step is None and here.plain.coupling is not None:
+                step = self._climb(here, here.plain, z, step_size, forced=forced)
+            forced = False
+            if step is None or step.there is None:
+                return replace(state, evaluations=self.evaluations), noise, False
+            state, info = self._take(state, here, step)
+            yield state, info
+            before, here = here, step.there
+            if not self._warming_up:  # far from the solution they would mislead
+                self._secants.add((before.q, before.estimate), (here.q, here.estimate))
+            noise, step_size = here.noise(self._secants), min(1.0, 2 * info.step_size)
+            gain = here.estimate.elbo - before.estimate.elbo
+            if self._warming_up and 0 <= gain < 0.01 * state.q.dim:
+                break  # to have come near is enough
+            contraction = here.asked.nats / before.asked.nats if before.asked.nats else 1.0
+            if contraction < 0.3 and self._settled(here, noise, contraction):
+                # One more step will do, and where it leads to is known well enough.
+                last = _Step(self.guard(here.q, here.estimate, 1.0))
+                state, info = self._take(state, here, last)
+                yield state, info
+                break
+        plain = here.noise(Secants()).nats
+        self._amplification = noise.nats / plain if plain else 1.0
+        return state, noise, True
+
+    def _settled(self, here: Sample, noise: Noise, contraction: float = 1.0) -> bool:
+        """Whether what is left to go matters, against the accuracy or the noise.
+
+        The contraction is the factor by which one more step will reduce it.
+        """
+        left = here.left(self._secants) if isinstance(self.projection, Identity) else here.asked
+        return (
+            contraction * left.excess(self.accuracy) < _NEGLIGIBLE
+            or contraction * left.nats < 0.1 * noise.nats
+        )
+
+    def evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
+        """Evaluate a member on batches of standard normal draws, and count the evaluations."""
+        parts = []
+        for batch in z:
+            try:
+                parts.append(self.estimator.at(self.target, q, batch))
+            except NonFiniteError as error:
+                self.evaluations += error.evaluations
+                raise
+            self.evaluations += parts[-1].evaluations
+        plain = pool(parts)
+        estimate, *parts = (decouple(part, plain.coupling) for part in (plain, *parts))
+        return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
         """Squared displacement an estimate asks for, less what the projection takes back."""
         if isinstance(self.projection, Identity):
-            return squared_displacement(q, estimate.gradient, estimate.hessian + q.precision)
+            return squared_displacement(q, residual(q, estimate))
         end = self.projection(self.guard(q, estimate, 1.0).q)
         return Noise(
             np.square(end.mean - q.mean) / q.variance,
@@ -262,62 +459,105 @@ class Engine:
 
     def _finite_start(self, state: State, z: Sequence[Array]) -> tuple[State, Sample]:
         """Evaluate where a level starts, narrowed until the target is finite on all draws."""
-        q, spent = state.q, state.evaluations
+        q = state.q
         for _ in range(_MOST_SHRINKS):
             try:
-                here = self._evaluate(q, z)
+                here = self.evaluate(q, z)
             except NonFiniteError as error:
-                spent += error.evaluations
                 last = error
                 q = type(q).from_mean_precision(q.mean, 4 * q.precision)
             else:
-                spent += here.estimate.evaluations
-                return replace(state, q=q, evaluations=spent), here
+                return replace(state, q=q, evaluations=self.evaluations), here
         message = f"{last} however close to the starting point; start elsewhere"
-        raise NonFiniteError(message, last.draws, spent) from last
+        raise NonFiniteError(message, last.draws, self.evaluations) from last
+
+    def _extrapolate(self, here: Sample, z: Sequence[Array]) -> _Step | None:
+        """Go where the last steps together lead to, if that is progress."""
+        if self.spent or not len(self._secants) or not isinstance(self.projection, Identity):
+            return None
+        member = self._secants.extrapolate(here.q, here.estimate)
+        if member is None or member.kl(here.q) > _longest(here.q):
+            return None
+        try:
+            there = self.evaluate(member, z)
+        except NonFiniteError:
+            return None
+        step = _Step(Mixed(member, 1.0, active=False), there)
+        return step if self._progress(here, there) else None
 
     def _climb(
-        self, state: State, here: Sample, z: Sequence[Array], step_size: float
-    ) -> tuple[State, Info, Sample] | None:
+        self,
+        here: Sample,
+        estimate: Estimate,
+        z: Sequence[Array],
+        step_size: float,
+        *,
+        forced: bool,
+    ) -> _Step | None:
         """Take the longest step, halving from the given one, that is progress."""
-        spent, retreats = state.evaluations, 0
-        shortest = _SHORTEST_STEP if self.n_samples < FEWEST_DRAWS else _SHORTEST_LATER_STEP
-        while step_size >= shortest:
-            mixed = self.guard(here.q, here.estimate, step_size)
+        retreats = 0
+        shortest = _SHORTEST_STEP if self._warming_up else _SHORTEST_LATER_STEP
+        longest = np.inf if self._warming_up else _longest(here.q)
+        while step_size >= shortest and (forced or not self.spent):
+            mixed = self.guard(here.q, estimate, step_size)
             candidate = self.projection(mixed.q)
-            try:
-                there = self._evaluate(candidate, z)
-            except NonFiniteError as error:
-                spent += error.evaluations
-                retreats += 1
-            else:
-                spent += there.estimate.evaluations
-                if there.better_than(here):
-                    info = Info(
-                        iteration=state.iteration,
-                        elbo=here.estimate.elbo,
-                        elbo_se=here.estimate.elbo_se,
-                        step_size=mixed.step_size,
-                        n_samples=self.n_samples,
-                        kl=candidate.kl(here.q),
-                        guard_active=mixed.active,
-                        projection_active=candidate is not mixed.q,
-                        retreats=retreats,
-                        evaluations=spent,
-                    )
-                    moved = State(candidate, state.iteration + 1, spent, previous=here.q)
-                    return moved, info, there
             step_size /= 2
+            if candidate.kl(here.q) > longest:
+                continue
+            try:
+                there = self.evaluate(candidate, z)
+            except NonFiniteError:
+                retreats += 1
+                continue
+            if self._progress(here, there):
+                return _Step(mixed, there, retreats)
         return None
 
-    def _whole_batches(self, least: int, q: Gaussian) -> int:
+    def _progress(self, here: Sample, there: Sample) -> bool:
+        """Whether a step helped: the ELBO rose, or less is left to go than ever in this level.
+
+        Not merely less than before the step, or the two conditions could take turns for ever.
+        """
+        closer = not self._warming_up and there.asked.nats < self._least_asked
+        return closer or there.ascends(here)
+
+    def _take(self, state: State, here: Sample, step: _Step) -> tuple[State, Info]:
+        q = self.projection(step.mixed.q) if step.there is None else step.there.q
+        info = Info(
+            iteration=state.iteration,
+            elbo=here.estimate.elbo,
+            elbo_se=here.estimate.elbo_se,
+            step_size=step.mixed.step_size,
+            n_samples=self.n_samples,
+            kl=q.kl(here.q),
+            guard_active=step.mixed.active,
+            projection_active=q is not step.mixed.q,
+            retreats=step.retreats,
+            evaluations=self.evaluations,
+        )
+        return State(q, state.iteration + 1, self.evaluations, previous=here.q), info
+
+    def _rounded(self, n: int, q: Gaussian) -> int:
         if isinstance(self.estimator, Stein):
-            least = max(least, STEIN_DRAWS_PER_DIMENSION * q.dim)
-        pairs = 2 * BATCHES  # each batch is of whole antithetic pairs
-        return -(-least // pairs) * pairs
+            n = max(n, DRAWS_PER_DIMENSION * q.dim)
+        return designs.rounded_size(n, q.dim)
 
 
-_Level: TypeAlias = Generator[tuple[State, Info], None, tuple[State, Noise]]
+@dataclass(frozen=True)
+class _Step:
+    """A step, the sample it leads to unless that was left unseen, and the retreats before it."""
+
+    mixed: Mixed
+    there: Sample | None = None
+    retreats: int = 0
+
+
+_Level: TypeAlias = Generator[tuple[State, Info], None, tuple[State, Noise, bool]]
+
+
+def _longest(q: Gaussian) -> float:
+    """Longest step after the warm-up, in nats."""
+    return max(1.0, q.dim / 2)
 
 
 def starting_member(

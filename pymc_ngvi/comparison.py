@@ -22,14 +22,11 @@ from pymc_ngvi._compat import (
     loo_from_draws,
 )
 from pymc_ngvi.approximation import GaussianApproximation
+from pymc_ngvi.diagnostics import FULL_EFFICIENCY
 from pymc_ngvi.errors import did_you_mean, warn
 
 #: Draws of an approximation by which it is compared.
 DRAWS = 2000
-
-#: Share of effective draws above which weights are all but equal, and k-hat tells of a tail that
-#: is too light to matter.
-NEARLY_EQUAL = 0.95
 
 
 def loo(
@@ -75,7 +72,9 @@ def loo(
         # Told below, by how many observations.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         elpd = estimate(data, variable)
-    bad = int(((elpd.pareto_k > elpd.good_k) & (_efficiency(data, variable) < NEARLY_EQUAL)).sum())
+    # Of weights that are all but equal, k-hat tells of a tail too light to matter.
+    uneven = _efficiency(data, variable) < FULL_EFFICIENCY
+    bad = int(((elpd.pareto_k > elpd.good_k) & uneven).sum())
     if bad:
         warn(
             f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.algorithm import Info, Result
 from pymc_ngvi.families import Gaussian, standard_normal
+from pymc_ngvi.search import Attempt
 
 #: Fresh draws by which a fit is judged.
 VERDICT_DRAWS = 1000
@@ -21,6 +23,8 @@ UNRELIABLE_KHAT = 0.7
 GOOD_KHAT = 0.5
 #: Nor can they where fewer of the draws than this share are effective, whatever k-hat.
 LEAST_EFFICIENCY = 0.2
+#: Where more than this share are, the ratios are all but equal and k-hat is about rounding.
+FULL_EFFICIENCY = 0.95
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,15 @@ class Verdict:
     @property
     def unreliable(self) -> bool:
         """Whether the ratios say that the Gaussian misses part of the posterior."""
+        if self.ess > FULL_EFFICIENCY * self.draws and np.isfinite(self.khat):
+            return False
         return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
 
     def __str__(self) -> str:
         if np.isnan(self.khat):
             return "not judged"
-        word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
+        close = self.khat < GOOD_KHAT or self.ess > FULL_EFFICIENCY * self.draws
+        word = "unreliable" if self.unreliable else "good" if close else "fair"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
 
@@ -64,8 +71,8 @@ class Report:
     Attributes
     ----------
     status : str
-        "converged", or why it stopped: "max_iterations", "max_evaluations",
-        "stopped_by_callback", "interrupted", "failed"; "refined" after `refine`.
+        "converged", or why it stopped: "max_iterations", "max_evaluations", "stalled" (no step
+        helps), "stopped_by_callback", "interrupted", "failed"; "refined" after `refine`.
     family, estimator : str
     dim : int
         Number of unconstrained parameters.
@@ -90,6 +97,8 @@ class Report:
     compile_seconds, fit_seconds, verdict_seconds : float
         Time until the first iteration could start, of the iterations, refinements included, and of
         judging the result.
+    starts : tuple of Attempt
+        What became of each start, where several were tried.
     """
 
     status: str
@@ -109,6 +118,7 @@ class Report:
     compile_seconds: float
     fit_seconds: float
     verdict_seconds: float
+    starts: tuple[Attempt, ...] = ()
 
     @classmethod
     def from_history(
@@ -121,6 +131,7 @@ class Report:
         compile_seconds: float,
         fit_seconds: float,
         verdict_seconds: float,
+        starts: Sequence[Attempt] = (),
     ) -> Report:
         """Summarise a fit: all its iterations, and the result of its last run."""
         elbo, elbo_se = verdict.elbo, verdict.elbo_se
@@ -144,6 +155,7 @@ class Report:
             compile_seconds=compile_seconds,
             fit_seconds=fit_seconds,
             verdict_seconds=verdict_seconds,
+            starts=tuple(starts),
         )
 
     @property
@@ -151,7 +163,23 @@ class Report:
         """What the fresh draws say of the fit."""
         return Verdict(self.elbo, self.elbo_se, self.khat, self.ess, self.verdict_draws)
 
+    @property
+    def optima(self) -> int:
+        """How many different optima the starts came to."""
+        return sum(start.outcome in ("best", "other", "abandoned") for start in self.starts)
+
+    def _starts(self) -> str:
+        counts = Counter(start.outcome for start in self.starts)
+        elbos = [start.elbo for start in self.starts if np.isfinite(start.elbo)]
+        spread = f"; ELBO {min(elbos):.3f} to {max(elbos):.3f}" if elbos else ""
+        local = "; local optima exist" if self.optima > 1 else ""
+        return ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) + spread + local
+
     def _rows(self) -> list[tuple[str, str]]:
+        rows = self._plain_rows()
+        return [*rows[:-1], ("starts", self._starts()), rows[-1]] if len(self.starts) > 1 else rows
+
+    def _plain_rows(self) -> list[tuple[str, str]]:
         return [
             ("status", self.status),
             ("approximation", f"{self.family}, {self.dim} parameters, {self.estimator}"),

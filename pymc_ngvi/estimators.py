@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_ngvi._linalg import symmetrise
 from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.families import Gaussian, standard_normal
 
@@ -25,6 +26,8 @@ Array = NDArray[np.float64]
 
 # Hessians are evaluated in blocks of about this many numbers (32 MiB), then summed.
 _BLOCK_SIZE = 2**22
+# Of a Hessian scaled to a diagonal of 1.
+_SMALLEST_EIGENVALUE = 1e-10
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Estimate:
         Its standard error; NaN where a single draw, or a single pair, gives none.
     evaluations : int
         Evaluations of the target spent.
+    coupling : array, (d, d), or None
+        Mean Hessian in full, where a factorised family was given more than the diagonal it needs.
     """
 
     gradient: Array
@@ -80,6 +85,7 @@ class Estimate:
     elbo: float
     elbo_se: float
     evaluations: int
+    coupling: Array | None = None
 
 
 class Estimator(Protocol):
@@ -130,9 +136,15 @@ class BonnetPrice(_DrawsEstimator):
     ----------
     antithetic : bool
         Draw in pairs (default); False gives the plain draws of the paper.
+    coupled : bool
+        Ask for the whole Hessian with the diagonal families too, and keep its mean as `coupling`.
     """
 
     name: ClassVar[str] = "bonnet-price"
+
+    def __init__(self, *, antithetic: bool = True, coupled: bool = False) -> None:
+        super().__init__(antithetic=antithetic)
+        self.coupled = coupled
 
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
         n = z.shape[0]
@@ -140,10 +152,12 @@ class BonnetPrice(_DrawsEstimator):
         log_density = np.empty(n)
         gradient = np.zeros(q.dim)
         hessian: Array = np.zeros(())
-        block = max(1, _BLOCK_SIZE // q.precision.size)
+        coupled = self.coupled and q.factorised and q.natural.first.size > 0
+        curvature = "full" if coupled else q.curvature
+        block = max(1, _BLOCK_SIZE // (q.dim**2 if coupled else q.precision.size))
         for start in range(0, n, block):
             part = slice(start, min(start + block, n))
-            evaluation = target.evaluate(draws[part], q.curvature)
+            evaluation = target.evaluate(draws[part], curvature)
             if evaluation.hessian is None:
                 raise TypeError("the target gives no Hessian: use the Stein estimator")
             sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
@@ -152,11 +166,13 @@ class BonnetPrice(_DrawsEstimator):
             log_density[part] = evaluation.log_density
             gradient += sums[0]
             hessian = hessian + sums[1]
-        hessian = q.symmetrise(hessian / n)
+        hessian, coupling = hessian / n, None
+        if coupled:
+            coupling, hessian = symmetrise(hessian), hessian.diagonal().copy()
         elbo, elbo_se = mean_and_error(
             log_density - q.log_density_whitened(z), antithetic=self.antithetic
         )
-        return Estimate(gradient / n, hessian, elbo, elbo_se, n)
+        return Estimate(gradient / n, q.symmetrise(hessian), elbo, elbo_se, n, coupling)
 
 
 class Stein(_DrawsEstimator):
@@ -198,7 +214,37 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         elbo=float(np.mean([estimate.elbo for estimate in estimates])),
         elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
         evaluations=sum(estimate.evaluations for estimate in estimates),
+        coupling=(
+            None
+            if estimates[0].coupling is None
+            else np.mean([estimate.coupling for estimate in estimates], axis=0)
+        ),
     )
+
+
+def decouple(estimate: Estimate, coupling: Array | None) -> Estimate:
+    r"""Precondition the gradient of a factorised family by the whole Hessian.
+
+    .. math:: g \to D H^{-1} g, \quad D = \mathrm{diag}(H)
+
+    The ELBO's second derivative in the mean is the mean Hessian, so that a step of size 1 then
+    moves the mean by Newton's step instead of one component after the other, and ends at the same
+    solution. Where the Hessian is indefinite the absolute values of its eigenvalues serve.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        With the diagonal of the Hessian.
+    coupling : array, (d, d), or None
+        Mean Hessian; None leaves the estimate as it is.
+    """
+    if coupling is None:
+        return estimate
+    scale = np.sqrt(np.maximum(np.abs(coupling.diagonal()), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(coupling / np.outer(scale, scale))
+    values = np.maximum(np.abs(values), _SMALLEST_EIGENVALUE)
+    newton = vectors @ ((vectors.T @ (estimate.gradient / scale)) / values) / scale
+    return replace(estimate, gradient=np.abs(estimate.hessian) * newton)
 
 
 def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]:

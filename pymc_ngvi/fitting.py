@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from pymc.exceptions import SamplingError
 
 from pymc_ngvi import algorithm, schedules
 from pymc_ngvi.algorithm import Info, Iterations, Result, State
@@ -20,8 +23,14 @@ from pymc_ngvi.families import Gaussian
 from pymc_ngvi.importance import Importance
 from pymc_ngvi.options import Options
 from pymc_ngvi.progress import ProgressBar
-from pymc_ngvi.start import Start
+from pymc_ngvi.search import Search
+from pymc_ngvi.start import Start, other_points
 from pymc_ngvi.target import Target
+
+Array = NDArray[np.float64]
+
+# Points tried for each start that is asked for, in search of a finite log density.
+_TRIES_PER_START = 20
 
 PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
 
@@ -35,8 +44,8 @@ class Fit:
         The approximation to update.
     target : Target
     options : Options
-    start : Start
-        Where to start.
+    starts : sequence of Start
+        Where to start; the first is tried first.
     rng : numpy.random.Generator
     score : bool
         Whether to keep the losses.
@@ -56,7 +65,7 @@ class Fit:
         approx: NGVIFullRank | NGVIMeanField,
         target: Target,
         options: Options,
-        start: Start,
+        starts: Sequence[Start],
         rng: np.random.Generator,
         *,
         score: bool,
@@ -66,7 +75,7 @@ class Fit:
         self.approx = approx
         self.target = target
         self.options = options
-        self.start = start
+        self.starts = starts
         self.rng = rng
         self.score = score
         self.callbacks = callbacks
@@ -75,31 +84,67 @@ class Fit:
         self.verdict_seconds = 0.0
         self.history: list[Info] = []
         self.engine: Engine | None = None
+        self.search: Search | None = None
         self.state: State
 
     def compile(self) -> None:
-        """Compile the target, check the start, and choose the member to start from."""
+        """Compile the target, check the starts, and choose the members to start from."""
         begin = time.perf_counter()
-        target, family = self.target, self.options.family
-        point = self.start.point_or(target.initial_point)
-        target.check_start(point)
-        estimator = self.options.estimator
-        if not isinstance(estimator, Stein) and target.hessian_route == "none":
+        target = self.target
+        first, *rest = self.starts
+        point = first.point_or(target.initial_point)
+        if not isinstance(self.options.estimator, Stein) and target.hessian_route == "none":
             self.options = dataclasses.replace(self.options, estimator=Stein())
-        member = self.start.gaussian
-        if member is None:
-            hessian = None
-            if not isinstance(self.options.estimator, Stein):
-                hessian = target.evaluate(point[np.newaxis], family.curvature).hessian
-            member = starting_member(
-                family,
-                point,
-                None if hessian is None else hessian[0],
-                deviations=self.start.deviations,
-            )
-        self.state = State(self.options.projection(member))
+        try:
+            target.check_start(point)
+        except SamplingError:
+            given = first.gaussian is not None or first.point is not None
+            others = [] if given or not self.options.automatic else self._others(1)
+            if not others:
+                raise
+            warn("ngvi: the log density is not finite at PyMC's initial point; starting elsewhere")
+            self._states = others
+        else:
+            self._states = [self._state(first, point)]
+        for start in rest:
+            point = start.point_or(target.initial_point)
+            target.check_start(point)
+            self._states.append(self._state(start, point))
+        self._states += self._others(self.options.n_starts - len(self._states))
+        self.state = self._states[0]
         target.reseed(self.rng)  # after compiling, which seeds them anew
         self.compile_seconds += time.perf_counter() - begin
+
+    def _state(self, start: Start, point: Array) -> State:
+        """State to start from at a point that was found finite."""
+        options, member = self.options, start.gaussian
+        if member is None:
+            curvature = options.family.curvature
+            if isinstance(options.estimator, Stein):
+                hessian = self.target.difference_hessian(point)
+                hessian = hessian if curvature == "full" else hessian.diagonal().copy()
+            else:
+                evaluation = self.target.evaluate(point[np.newaxis], curvature)
+                assert evaluation.hessian is not None
+                hessian = evaluation.hessian[0]
+            member = starting_member(options.family, point, hessian, deviations=start.deviations)
+        return State(options.projection(member))
+
+    def _others(self, n: int) -> list[State]:
+        """At most n states to start from elsewhere, where the log density is finite."""
+        target, first = self.target, self.starts[0]
+        around = first.point_or(target.initial_point)
+        points = other_points(target.model, target.layout, around, self.rng)
+        found: list[State] = []
+        for point in itertools.islice(points, max(0, _TRIES_PER_START * n)):
+            if len(found) == n:
+                break
+            try:
+                target.check_start(point, explain=False)
+            except SamplingError:
+                continue
+            found.append(self._state(dataclasses.replace(first, gaussian=None), point))
+        return found
 
     def run(self, n: int, progress: ProgressBar) -> None:
         """Fit for so many iterations: at most, or exactly where a schedule was named."""
@@ -107,7 +152,8 @@ class Fit:
             self._drive(self._schedule(n), progress)
             return
         self.engine = self._make_engine()
-        result = self._drive(self.engine.fit(self.state, n), progress)
+        self.search = Search(self.engine, self._others)
+        result = self._drive(self.search.fit(self._states, n), progress)
         budget = {"max_iterations": "n", "max_evaluations": "max_evaluations"}.get(result.status)
         if budget:
             warn(
@@ -115,6 +161,15 @@ class Fit:
                 f"raise {budget}, or call refine",
                 BudgetSpent,
             )
+        elif result.status == "stalled":
+            warn(
+                "ngvi found no step that helps, from any start: the result is not an optimum. "
+                "Give start=, or reparametrise the model",
+                UnreliableFit,
+            )
+        if len(self._states) == 1 and len(self.search.attempts) > 1:
+            ended = self.search.attempts[0].outcome
+            warn(f"ngvi: the first start {ended}; this is the best of other starts")
 
     def refine(self, n: int, progress: ProgressBar) -> None:
         """Go on for so many iterations from the last state."""
@@ -180,6 +235,11 @@ class Fit:
         return np.array([-info.elbo for info in self.history])
 
     def _finish(self, result: Result, begin: float) -> None:
+        if self.search is not None and self.search.best is not None:
+            # Cut short, a later start must not replace what an earlier one came to.
+            spent = self.search.engine.evaluations
+            best = dataclasses.replace(self.search.best, evaluations=spent)
+            result = dataclasses.replace(result, state=best)
         self.state = result.state
         self.approx.set_gaussian(result.q)
         self.approx.hist = self._losses() if self.score else np.empty(0)
@@ -198,6 +258,7 @@ class Fit:
             compile_seconds=self.compile_seconds,
             fit_seconds=self.fit_seconds,
             verdict_seconds=self.verdict_seconds,
+            starts=() if self.search is None else tuple(self.search.attempts),
         )
         if verdict.unreliable:
             warn(

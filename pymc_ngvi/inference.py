@@ -27,7 +27,7 @@ from pymc_ngvi.fitting import Fit, PyMCCallback
 from pymc_ngvi.options import Options, split_keywords
 from pymc_ngvi.progress import ProgressBar
 from pymc_ngvi.schedules import check_count
-from pymc_ngvi.start import Start, resolve_start
+from pymc_ngvi.start import Start, resolve_starts
 from pymc_ngvi.target import Target, compile_target
 from pymc_ngvi.weighing import check_importance
 
@@ -48,7 +48,7 @@ class NGVI(Inference):
         Keywords for PyTensor's compilation, as elsewhere in PyMC.
     **options
         Those of :class:`pymc_ngvi.options.Options`: `family`, `estimator`, `guard`, `projection`,
-        `step_size`, `n_samples`, `averaging`, `accuracy`, `max_evaluations`, `start`,
+        `step_size`, `n_samples`, `averaging`, `accuracy`, `max_evaluations`, `start`, `n_starts`,
         `start_sigma`, `random_seed`.
 
     Attributes
@@ -75,17 +75,18 @@ class NGVI(Inference):
         self._compilation = (backend, compile_kwargs)
         begin = time.perf_counter()
         self._target = self._build_target()
-        self._start = resolve_start(self.options, self.model, self._target.layout)
+        self._starts = resolve_starts(self.options, self.model, self._target.layout)
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
     def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
         """The approximation, updated by `fit`."""
-        start = self._start.gaussian or starting_member(
+        first = self._starts[0]
+        start = first.gaussian or starting_member(
             self.options.family,
-            self._start.point_or(self._target.initial_point),
+            first.point_or(self._target.initial_point),
             None,
-            deviations=self._start.deviations,
+            deviations=first.deviations,
         )
         point = self._target.unflatten(self._target.initial_point)
         return create_approximation(self.model, start, initial_point=point)
@@ -146,7 +147,7 @@ class NGVI(Inference):
         """
         n, draws = check_count("n", n), check_count("draws", draws)
         check_importance(importance)
-        chosen, start = self._overridden(options)
+        chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
         if (backend, compile_kwargs) not in ((None, None), self._compilation):
             self._compilation = (backend, compile_kwargs)
@@ -155,7 +156,7 @@ class NGVI(Inference):
             self.approx,
             self._target,
             chosen,
-            start,
+            starts,
             rng,
             score=score is not False,
             callbacks=callbacks or [],
@@ -210,17 +211,17 @@ class NGVI(Inference):
             curvature="none" if gradients_only else self.options.family.curvature,
         )
 
-    def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, Start]:
+    def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, list[Start]]:
         """Return the options of one fit and where it starts; nothing is kept."""
         chosen, _ = split_keywords(options, set())
         if "family" in chosen:
             raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
         if not chosen:
-            return self.options, self._start
+            return self.options, self._starts
         merged = dataclasses.replace(self.options, **chosen)
         if not {"start", "start_sigma"} & set(chosen):
-            return merged, self._start
-        return merged, resolve_start(merged, self.model, self._target.layout)
+            return merged, self._starts
+        return merged, resolve_starts(merged, self.model, self._target.layout)
 
 
 _FIT_KEYWORDS = {

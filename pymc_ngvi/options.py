@@ -58,9 +58,14 @@ class Options:
         Tolerated error of the automatic engine, in posterior standard deviations.
     max_evaluations : int
         Evaluations of the log density after which the automatic engine stops.
-    start : mapping, approximation or InferenceData, optional
+    start : mapping, approximation, InferenceData or list of these, optional
         Where to start: values by plain or transformed names (the others start at PyMC's initial
-        point), a previous approximation, or what it returned from `sample`.
+        point), a previous approximation, or what it returned from `sample`. From a list, every
+        entry is tried.
+    n_starts : int
+        Number of starts to try (automatic engine): those given, or PyMC's initial point, and then
+        draws from the prior and jittered points. Poor ones are abandoned after the warm-up, and
+        the best is kept.
     start_sigma : mapping, optional
         Standard deviations to start from, on the unconstrained scale, by either name.
     random_seed : int, sequence of int, numpy.random.Generator or None
@@ -77,6 +82,7 @@ class Options:
     accuracy: float = 0.02
     max_evaluations: int = 20_000
     start: Any = None
+    n_starts: int = 1
     start_sigma: Mapping[str, Any] | None = None
     random_seed: Any = None
 
@@ -93,6 +99,13 @@ class Options:
         if not self.accuracy > 0:
             raise ValueError(f"accuracy must be positive, got {self.accuracy!r}")
         check_count("max_evaluations", self.max_evaluations)
+        check_count("n_starts", self.n_starts)
+        several = self.n_starts > 1 or isinstance(self.start, list | tuple)
+        if several and not self.automatic:
+            raise ValueError(
+                "several starts belong to the automatic engine: name neither step_size nor "
+                "n_samples, or give one start"
+            )
         if self.automatic and not hasattr(self.estimator, "at"):
             raise ValueError(
                 f"estimator {self.estimator!r} cannot evaluate given draws (it has no `at`), which "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +45,50 @@ class Start:
         return default if self.point is None else self.point
 
 
-def resolve_start(options: Options, model: pymc.Model, layout: Layout) -> Start:
+def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[Start]:
     """Turn the options `start` and `start_sigma` into members and vectors of the flat space."""
-    start, sigma = options.start, options.start_sigma
+    several = isinstance(options.start, list | tuple)
+    starts = options.start if several else [options.start]
+    if not starts:
+        raise ValueError("start: an empty list has no place to start from")
+    sigma = options.start_sigma
     deviations = None if sigma is None else starting_deviations(sigma, layout)
+    return [_resolve(start, deviations, options.family, model, layout) for start in starts]
+
+
+def other_points(
+    model: pymc.Model, layout: Layout, around: Array, rng: np.random.Generator
+) -> Iterator[Array]:
+    """Points to start from instead of `around`, without end: drawn from the prior, and jittered.
+
+    Jitter is uniform within 1 on the unconstrained scale, as in ``pm.sample``. There are no draws
+    from an improper prior; all points are jittered then.
+    """
+    draw = make_initial_point_fn(
+        model=model,
+        overrides=dict.fromkeys(model.free_RVs, "prior"),  # in place of any `initval`
+        jitter_rvs=set(),
+        return_transformed=True,
+    )
+    while True:
+        with contextlib.suppress(NotImplementedError):
+            yield layout.flatten(draw(int(rng.integers(2**31))))
+        yield around + rng.uniform(-1, 1, layout.dim)
+
+
+def _resolve(
+    start: Any,
+    deviations: Array | None,
+    family: type[Gaussian],
+    model: pymc.Model,
+    layout: Layout,
+) -> Start:
     if start is None:
         return Start(deviations=deviations)
     is_point = isinstance(start, Mapping) and not hasattr(start, "groups")  # as InferenceData has
     gaussian = None if is_point else previous_gaussian(start, layout)
     if gaussian is not None:
-        return Start(in_family(gaussian, options.family), deviations=deviations)
+        return Start(in_family(gaussian, family), deviations=deviations)
     values = start if is_point else posterior_means(start, layout)
     return Start(point=starting_point(values, model, layout), deviations=deviations)
 

@@ -27,6 +27,7 @@ from pymc_ngvi.diagnostics import Report
 from pymc_ngvi.errors import FileFormatError
 from pymc_ngvi.families import FullGaussian, Gaussian, get_family
 from pymc_ngvi.layout import Layout
+from pymc_ngvi.search import Attempt
 
 _FORMAT = "pymc_ngvi approximation"
 _FORMAT_VERSION = 1
@@ -217,8 +218,8 @@ def _history(dataset: xarray.Dataset) -> list[Info]:
 def _report(values: Mapping[str, Any] | None) -> Report | None:
     if values is None:
         return None
-    known = {field.name for field in dataclasses.fields(Report)}
-    return Report(**{name: value for name, value in values.items() if name in known})
+    starts = tuple(Attempt(**attempt) for attempt in values["starts"])
+    return Report(**{**values, "starts": starts})
 
 
 def _checksum(dataset: xarray.Dataset) -> str:

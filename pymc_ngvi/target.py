@@ -25,7 +25,9 @@ from pymc.exceptions import SamplingError
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pymc.variational.opvi import ParametrizationError
 from pytensor.compile.mode import get_mode
+from pytensor.graph.traversal import ancestors
 from pytensor.link.jax import JAXLinker
+from pytensor.scan.op import Scan
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
 from pymc_ngvi.errors import did_you_mean, warn
@@ -84,6 +86,7 @@ class Target:
             self._graph = build_graph(model, self.layout)
         self._evaluators: dict[str, Evaluator] = {}
         self._route: str | None = None
+        self._verified = False
         self._wasted = 0
 
     @property
@@ -119,12 +122,19 @@ class Target:
         if "density" not in self._evaluators:
             richer = self._evaluators.get("none") or self._evaluators.get("hessian")
             self._wasted += draws.size
-            # Interpreted, a function of its own costs next to nothing.
-            spare = self._wasted <= _WASTE_LIMIT and not self._interpreted
-            if richer is not None and spare:
+            if richer is not None and self._wasted <= _WASTE_LIMIT and not self._costly_derivatives:
                 return richer(draws, "none").log_density
             self._evaluators["density"] = self._compile([self._graph.log_density])
         return self._evaluators["density"](draws, "none").log_density
+
+    @cached_property
+    def _costly_derivatives(self) -> bool:
+        """Whether a function of the log density alone pays at once.
+
+        Interpreted, it costs next to nothing; the Hessian of a loop costs a hundred times the loop.
+        """
+        nodes = ancestors([self._graph.log_density])
+        return self._interpreted or any(v.owner and isinstance(v.owner.op, Scan) for v in nodes)
 
     def evaluate(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d).
@@ -154,6 +164,13 @@ class Target:
             )
         return self._evaluators["hessian"](draws, curvature)
 
+    def difference_hessian(self, x: Array) -> Array:
+        """Hessian (d, d) at x (d,) from differences of the gradient, accurate to a few digits."""
+        steps = np.diag(1e-4 * (1 + np.abs(x)))
+        gradient = self.evaluate(np.concatenate([x + steps, x - steps]), "none").gradient
+        rows = (gradient[: self.dim] - gradient[self.dim :]) / (2 * steps.diagonal()[:, np.newaxis])
+        return np.asarray((rows + rows.T) / 2)
+
     def hessian_vector_product(self, x: Array, vector: Array) -> Array:
         """Multiply the Hessian at x (d,) by `vector` (d,), at the cost of about two gradients."""
         x = np.ascontiguousarray(x, dtype=np.float64)
@@ -170,16 +187,20 @@ class Target:
         :class:`HessianFallbackWarning`.
         """
         if self._route is None:
-            self._route = self._find_route()
+            self._route = self._find_route(self.initial_point)
         return self._route
 
-    def _find_route(self) -> str:
-        for i, (route, build, what) in enumerate(ROUTES):
+    def _find_route(self, x: Array) -> str:
+        tried = [route for route, _, _ in ROUTES].index(self._route) if self._route else 0
+        for i, (route, build, what) in enumerate(ROUTES[tried:], start=tried):
             try:
                 if route == "products" and self._graph.random_draws:
                     raise NotImplementedError("each product would see a minibatch of its own")
-                evaluator = self._compile_hessian(route, build)
-                self._verify(evaluator)
+                known = route == self._route
+                evaluator = (
+                    self._evaluators["hessian"] if known else self._compile_hessian(route, build)
+                )
+                self._verified = self._verify(evaluator, x)
             except Exception as error:
                 following = ROUTES[i + 1][2] if i + 1 < len(ROUTES) else "gradients only"
                 reason = first_line(error)
@@ -192,15 +213,16 @@ class Target:
                 return route
         return "none"
 
-    def _verify(self, evaluator: Evaluator) -> None:
-        """Raise where a Hessian contradicts the gradient near the initial point.
+    def _verify(self, evaluator: Evaluator, x: Array) -> bool:
+        """Raise where a Hessian contradicts the gradient near x (d,).
 
-        The product with a direction is compared with central differences of the gradient, whose
+        Returns whether they could be compared, which they cannot where they are not finite. The
+        product with a direction is compared with central differences of the gradient, whose
         own error is seen from halving the step. PyTensor 2 differentiates a recurrent Scan twice
         without complaint and wrongly; the result is symmetric, and nothing else gives it away.
         """
         rng = np.random.default_rng(0)
-        x = self.initial_point + 0.1 * rng.standard_normal(self.dim)
+        x = x + 0.1 * rng.standard_normal(self.dim)
         direction = rng.standard_normal(self.dim)
         steps = 1e-3 * np.array([0.0, 1.0, -1.0, 0.5, -0.5])
         evaluation = evaluator(x + steps[:, np.newaxis] * direction, "full")
@@ -208,7 +230,7 @@ class Target:
         product = evaluation.hessian[0] @ direction
         gradient = evaluation.gradient
         if self._graph.random_draws or not np.isfinite([*gradient, product]).all():
-            return
+            return False
         coarse, fine = (gradient[1] - gradient[2]) / 2e-3, (gradient[3] - gradient[4]) / 1e-3
         size = np.maximum(abs(fine), abs(product))
         allowed = 20 * abs(coarse - fine) + 0.01 * size + 1e-6 * size.max()
@@ -219,6 +241,7 @@ class Target:
                 f"it contradicts the gradient, for {self.label(i)} by {product[i]:.3g} against "
                 f"{fine[i]:.3g}: an operation's second derivative is wrong"
             )
+        return True
 
     def reseed(self, rng: np.random.Generator) -> None:
         """Let the minibatches of a model, if it has any, follow from `rng`."""
@@ -230,8 +253,14 @@ class Target:
         """Evaluate with `evaluator` from now on, in place of the functions compiled here."""
         self._evaluators = dict.fromkeys(("density", "none", "hessian"), evaluator)
 
-    def check_start(self, x: Array) -> None:
+    def check_start(self, x: Array, *, explain: bool = True) -> None:
         """Raise where the log density or its gradient is not finite at x (d,).
+
+        Parameters
+        ----------
+        x : array, (d,)
+        explain : bool
+            Tell the terms of the log density in the error, which takes a moment.
 
         Raises
         ------
@@ -242,7 +271,10 @@ class Target:
         evaluation = self.evaluate(np.asarray(x)[np.newaxis], curvature)
         problem = self._blame(evaluation)
         if problem:
-            raise SamplingError(f"{problem} at the start.\n\n{self.describe(x)}")
+            terms = f"\n\n{self.describe(x)}" if explain else ""
+            raise SamplingError(f"{problem} at the start.{terms}")
+        if curvature == "full" and not self._verified:  # nothing was finite at the initial point
+            self._route = self._find_route(np.asarray(x))
 
     def _blame(self, evaluation: Evaluation) -> str:
         if not np.isfinite(evaluation.log_density[0]):

@@ -201,3 +201,19 @@ def test_an_interrupted_save_leaves_the_old_file(fitted, saved, monkeypatch, fai
         fitted.save(saved)
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_the_starts_of_a_fit_are_kept(tmp_path):
+    model = MODELS["conjugate_normal"]()
+    with model:
+        approx = pm.fit(
+            method="ngvi",
+            start=[{"mu": 0.0}, {"mu": 3.0}],
+            random_seed=1,
+            backend="interpreted",
+            progressbar=False,
+        )
+    approx.save(tmp_path / "fit.nc")
+    loaded = ngvi.load(tmp_path / "fit.nc", model=model)
+    assert len(loaded.report.starts) == 2
+    assert loaded.report == approx.report

@@ -1,0 +1,282 @@
+"""Measure the automatic engine, its calibration and its peers, and write benchmarks/RESULTS.md.
+
+    python benchmarks/run.py engine --posteriordb PATH       # every posterior, 5 seeds
+    python benchmarks/run.py peers --posteriordb PATH        # ADVI at its defaults and with Adam
+    python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
+    python benchmarks/run.py untuned --cache FOLDER          # against NUTS
+    python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
+    python benchmarks/run.py table                           # RESULTS.md from what was measured
+
+Every measurement is a line of benchmarks/results/PART-LINE.csv, where LINE is the line of PyMC it
+was made with. What is there already is not measured again; delete the file to start afresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import posteriordb
+import pymc as pm
+import untuned
+from references import kl_per_dimension
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.diagnostics import fresh_log_ratios
+from pymc_ngvi.estimators import mean_and_error
+from pymc_ngvi.families import FullGaussian, Gaussian
+from pymc_ngvi.target import compile_target
+
+RESULTS = Path(__file__).parent / "results"
+LINE = f"pymc{pm.__version__.split('.')[0]}"
+ELBO_DRAWS = 4000
+PEER_ITERATIONS = 30_000
+CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK")
+HARD = ("eight_schools_centered", "eight_schools_noncentered")
+
+Row = dict[str, Any]
+
+
+class Table:
+    """Rows of a CSV file, appended as they are measured, known by their first columns."""
+
+    def __init__(self, part: str, keys: tuple[str, ...]) -> None:
+        RESULTS.mkdir(exist_ok=True)
+        self.path = RESULTS / f"{part}-{LINE}.csv"
+        self.keys = keys
+        rows = read(self.path)
+        self.known = {tuple(row[key] for key in keys) for row in rows}
+
+    def has(self, **key: Any) -> bool:
+        """Whether a row was measured already."""
+        return tuple(str(key[name]) for name in self.keys) in self.known
+
+    def add(self, row: Row) -> None:
+        """Write a row, and show it."""
+        row = {
+            name: f"{value:.6g}" if isinstance(value, float) else value
+            for name, value in row.items()
+        }
+        new = not self.path.exists()
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+        print(*row.values(), sep="  ", flush=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a CSV file; none where it does not exist."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
+    """Fit, and return the approximation and the kinds of warnings it gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx = inference.fit(progressbar=False, **options)
+    kinds = sorted({w.category.__name__ for w in caught if "ngvi" in str(w.message)})
+    return approx, "+".join(kinds)
+
+
+def elbo(target: Any, q: Gaussian, seed: int = 0) -> tuple[float, float]:
+    """ELBO of q, with its standard error, on draws that are the same for every q."""
+    rng = np.random.default_rng(seed)
+    return mean_and_error(fresh_log_ratios(target, q, rng, ELBO_DRAWS), antithetic=True)
+
+
+def measure_fit(inference: ngvi.NGVI, draws: np.ndarray, seed: int, **options: Any) -> Row:
+    """Fit with one seed, and judge it by its ELBO and by reference draws."""
+    approx, warned = fitted(inference, random_seed=seed, **options)
+    report, q = approx.report, approx.gaussian
+    value, error = elbo(inference._target, q)
+    return {
+        "status": report.status,
+        "evaluations": report.evaluations,
+        "iterations": report.iterations,
+        "compile_s": round(report.compile_seconds, 2),
+        "fit_s": round(report.fit_seconds, 3),
+        "elbo": round(value, 4),
+        "elbo_se": error,
+        "kl_per_dim": kl_per_dimension(draws, q.mean, q.covariance),
+        "khat": report.khat,
+        "ess": report.ess,
+        "warned": warned,
+    }
+
+
+def posteriors(arguments: argparse.Namespace) -> Iterator[tuple[str, pm.Model, np.ndarray]]:
+    """Give the models asked for, each with its reference draws."""
+    database = posteriordb.find_database(arguments.posteriordb)
+    for name in arguments.models or posteriordb.POSTERIORS:
+        entry = posteriordb.POSTERIORS[name]
+        model = entry.model(database)
+        yield name, model, entry.unconstrained_draws(database, model)
+
+
+def engine(arguments: argparse.Namespace) -> None:
+    """Fit every posterior at default settings."""
+    table = Table("engine", ("model", "seed"))
+    for name, model, draws in posteriors(arguments):
+        seeds = [seed for seed in range(1, 6) if not table.has(model=name, seed=seed)]
+        inference = ngvi.NGVI(model=model) if seeds else None
+        for seed in seeds:
+            row = measure_fit(inference, draws, seed)
+            table.add({"model": name, "seed": seed, "dim": draws.shape[1], **row})
+
+
+def families(arguments: argparse.Namespace) -> None:
+    """Fit with the mean-field family, and with gradients only."""
+    table = Table("families", ("model", "variant", "seed"))
+    variants = {"meanfield": {"family": "meanfield"}, "stein": {"estimator": "stein"}}
+    for name, model, draws in posteriors(arguments):
+        for variant, options in variants.items():
+            seeds = [s for s in (1, 2, 3) if not table.has(model=name, variant=variant, seed=s)]
+            inference = ngvi.NGVI(model=model, **options) if seeds else None
+            for seed in seeds:
+                row = measure_fit(inference, draws, seed)
+                table.add({"model": name, "variant": variant, "seed": seed, **row})
+
+
+PEERS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    f"{method}{label}": (method, options)
+    for method in ("advi", "fullrank_advi")
+    for label, options in {
+        "": dict,
+        " adam 0.01": lambda: {"obj_optimizer": pm.adam(learning_rate=0.01)},
+    }.items()
+}
+
+
+def peers(arguments: argparse.Namespace) -> None:
+    """Fit every posterior by PyMC's ADVI."""
+    table = Table("peers", ("model", "peer", "seed"))
+    for name, model, draws in posteriors(arguments):
+        target = compile_target(model, curvature="none")
+        for peer, (method, options) in PEERS.items():
+            for seed in (1, 2):
+                if table.has(model=name, peer=peer, seed=seed):
+                    continue
+                begin, problem = time.perf_counter(), ""
+                try:
+                    with model:
+                        approx = pm.fit(
+                            PEER_ITERATIONS,
+                            method=method,
+                            random_seed=seed,
+                            progressbar=False,
+                            **options(),
+                        )
+                except FloatingPointError as error:
+                    problem = str(error).splitlines()[0]
+                    value, error_of_it, divergence = np.nan, np.nan, np.nan
+                else:
+                    seconds = time.perf_counter() - begin
+                    q = _gaussian(approx, target)
+                    value, error_of_it = elbo(target, q)
+                    divergence = kl_per_dimension(draws, q.mean, q.covariance)
+                seconds = time.perf_counter() - begin
+                row = {"elbo": value, "elbo_se": error_of_it, "kl_per_dim": divergence}
+                row |= {"seconds": round(seconds, 1), "problem": problem}
+                table.add({"model": name, "peer": peer, "seed": seed, **row})
+
+
+def _gaussian(approx: Any, target: Any) -> FullGaussian:
+    """Return the Gaussian of a peer, its variables in the order of our target."""
+    order = np.concatenate(
+        [np.arange(target.dim)[approx.ordering[block.name][1]] for block in target.layout]
+    )
+    mean, covariance = approx.mean.eval(), approx.cov.eval()
+    return FullGaussian.from_mean_covariance(mean[order], covariance[np.ix_(order, order)])
+
+
+def calibration(arguments: argparse.Namespace) -> None:
+    """Compare the errors of 100 fits with the accuracy that was asked for."""
+    table = Table("calibration", ("model", "accuracy"))
+    arguments.models = arguments.models or CALIBRATION_MODELS
+    for name, model, _ in posteriors(arguments):
+        inference = ngvi.NGVI(model=model)
+        long, _ = fitted(inference, random_seed=1000, accuracy=2e-4, max_evaluations=2_000_000)
+        best = long.gaussian
+        for accuracy in (0.1, 0.02, 0.005):
+            if table.has(model=name, accuracy=accuracy):
+                continue
+            errors, spent, converged = [], [], 0
+            for seed in range(100):
+                approx, _ = fitted(inference, random_seed=seed, accuracy=accuracy)
+                errors.append(abs(approx.gaussian.mean - best.mean) / np.sqrt(best.variance))
+                spent.append(approx.report.evaluations)
+                converged += approx.report.status == "converged"
+            table.add(
+                {
+                    "model": name,
+                    "accuracy": accuracy,
+                    "within": float(np.mean(np.array(errors) < accuracy)),
+                    "largest": float(np.max(errors)),
+                    "converged": converged,
+                    "evaluations": float(np.median(spent)),
+                }
+            )
+
+
+def against_nuts(arguments: argparse.Namespace) -> None:
+    """Compare fits of the untuned models with NUTS."""
+    table = Table("untuned", ("model", "seed"))
+    for name in arguments.models or untuned.MODELS:
+        entry = untuned.MODELS[name]
+        seeds = [seed for seed in (1, 2, 3) if not table.has(model=name, seed=seed)]
+        if not seeds:
+            continue
+        reference = untuned.load_reference(entry, arguments.cache)
+        inference = ngvi.NGVI(model=entry.build())
+        for seed in seeds:
+            row = measure_fit(inference, reference.draws, seed)
+            idata = inference.approx.sample(4000, random_seed=seed)
+            names, draws = untuned.scalars(idata)
+            errors = abs(draws.mean(axis=(0, 1)) - reference.means) / reference.sds
+            worst = int(np.argmax(errors))
+            row |= {"worst_error": float(errors[worst]), "worst": str(names[worst])}
+            row |= {"within": float(np.mean(errors < 0.15))}
+            table.add({"model": name, "seed": seed, "dim": reference.draws.shape[1], **row})
+
+
+def main() -> None:
+    """Measure a part, or write the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts: dict[str, Callable[[argparse.Namespace], None]] = {
+        "engine": engine,
+        "peers": peers,
+        "calibration": calibration,
+        "untuned": against_nuts,
+        "families": families,
+        "table": partial(_write_table),
+    }
+    parser.add_argument("part", choices=[*parts])
+    parser.add_argument("--models", nargs="+", help="only these models")
+    posteriordb.add_option(parser)
+    untuned.add_option(parser)
+    arguments = parser.parse_args()
+    parts[arguments.part](arguments)
+
+
+def _write_table(arguments: argparse.Namespace) -> None:
+    from table import write
+
+    write(RESULTS)
+
+
+if __name__ == "__main__":
+    main()

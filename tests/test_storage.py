@@ -216,4 +216,4 @@ def test_the_starts_of_a_fit_are_kept(tmp_path):
     approx.save(tmp_path / "fit.nc")
     loaded = ngvi.load(tmp_path / "fit.nc", model=model)
     assert len(loaded.report.starts) == 2
-    assert loaded.report == approx.report
+    assert str(loaded.report.starts) == str(approx.report.starts)  # NaN is not equal to NaN

@@ -55,8 +55,9 @@ def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64],
 
 def group_names(data: Any) -> list[str]:
     """Names of the groups of an InferenceData or a DataTree; none of anything else."""
-    groups = getattr(data, "children", None) if PYMC_6 else getattr(data, "groups", list)()
-    return list(groups or ())
+    groups = getattr(data, "groups", ())
+    names = groups() if callable(groups) else groups
+    return [str(name).strip("/") for name in names]
 
 
 def loo_from_draws(data: Any, var_name: str) -> Any:

@@ -142,7 +142,8 @@ class GaussianApproximation:
         model : pymc.Model, optional
             Compute variables by another model than the fitted one, with the same free variables.
         random_seed : int, sequence of int, numpy.random.Generator or None
-            The same seed gives the same draws; with more of them, the first ones stay.
+            The same seed gives the same draws; with more of them, the first ones stay unless they
+            are resampled.
         return_inferencedata : bool
             False returns PyMC's ``MultiTrace``, with all unconstrained variables.
         log_likelihood : bool
@@ -175,10 +176,11 @@ class GaussianApproximation:
         `log_weight`, the logarithm of their ratio. After resampling the weights are equal.
         """
         n = check_count("draws", draws)
-        check_importance(importance)
-        if importance == "psis" and not return_inferencedata:
+        check_importance(importance, replace=replace)
+        if not return_inferencedata and (log_likelihood or importance == "psis"):
             raise ValueError(
-                'a MultiTrace has no place for weights: return InferenceData, or "resample"'
+                "a MultiTrace has no place for weights and log-likelihoods: return InferenceData "
+                '(weights can do without, by importance="resample")'
             )
         rng = as_generator(random_seed)
         transform = self._transform_for(self.model if model is None else model)

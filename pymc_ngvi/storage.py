@@ -193,6 +193,8 @@ def _gaussian(dataset: xarray.Dataset) -> Gaussian:
     mean = np.array(dataset["mean"].values, dtype=np.float64)
     array = np.array(dataset[_ARRAYS[family.name]].values, dtype=np.float64)
     if family is FullGaussian:
+        if not (np.isfinite([*array, mean]).all() and (array.diagonal() > 0).all()):
+            raise ValueError("its factor of the precision is none")
         return FullGaussian(mean, array @ array.T, array)
     return family.from_mean_precision(mean, array)
 

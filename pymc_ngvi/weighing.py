@@ -86,13 +86,15 @@ class WeighedDraws:
             )
 
 
-def check_importance(importance: str | None) -> None:
-    """Raise where `importance` is none of the known ways."""
+def check_importance(importance: str | None, *, replace: bool = False) -> None:
+    """Raise where `importance` is none of the known ways, or `replace` has no meaning."""
     if importance is not None and importance not in IMPORTANCE:
         raise ValueError(
             f"importance {importance!r} is none of None, {', '.join(map(repr, IMPORTANCE))}"
             f"{did_you_mean(importance, IMPORTANCE)}"
         )
+    if replace and importance != "resample":
+        raise ValueError('replace=True belongs to importance="resample"')
 
 
 def weigh(

@@ -120,3 +120,7 @@ def test_unknown_words_are_refused(off):
         off.sample(5, importance="resampel")
     with pytest.raises(ValueError, match="no place for weights"):
         off.sample(5, importance="psis", return_inferencedata=False)
+    with pytest.raises(ValueError, match="no place for weights"):
+        off.sample(5, log_likelihood=True, return_inferencedata=False)
+    with pytest.raises(ValueError, match="belongs to"):
+        off.sample(5, replace=True)

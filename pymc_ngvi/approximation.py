@@ -226,9 +226,8 @@ class GaussianApproximation:
         ----------
         path : str or path
         """
-        seed = self.seed
-        if isinstance(seed, np.integer | np.ndarray):
-            seed = seed.tolist()
+        # A generator has gone on since, and is no seed any more.
+        numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
         fit = storage.SavedFit(
             gaussian=self.gaussian,
             names=list(self.layout.names),
@@ -236,8 +235,7 @@ class GaussianApproximation:
             losses=np.asarray(self.hist, dtype=np.float64),
             history=self.history,
             report=self.report,
-            # A generator has gone on since, and is no seed any more.
-            seed=seed if isinstance(seed, int | list | tuple) else None,
+            seed=np.asarray(self.seed).tolist() if numbers else None,
         )
         storage.write(path, fit)
 

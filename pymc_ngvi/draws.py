@@ -64,6 +64,8 @@ class DrawTransform:
         self.model = model
         self.slots = [Slot(*entry) for entry in ordering.values()]
         self._unobserved = list(model.unobserved_RVs)
+        # PyMC 5.28 lists an observed variable twice once its predictions were sampled.
+        self._observed = list(dict.fromkeys(model.observed_RVs))
         _check_free_variables(model, self.slots)
 
         #: Value variables, then constrained free variables, then deterministics, as PyMC has them.
@@ -127,7 +129,7 @@ class DrawTransform:
         TypeError
             The model is one of minibatches, and a batch is not the data.
         """
-        names = [variable.name for variable in self.model.observed_RVs]
+        names = [variable.name for variable in self._observed]
         terms = self._evaluate(draws, lambda terms: terms[: len(names)])
         return dict(zip(names, terms, strict=True))
 
@@ -144,7 +146,7 @@ class DrawTransform:
     def _densities(self) -> DrawFunction:
         """Every term of the log density, those of the observed variables first."""
         model = self.model
-        variables = [*model.observed_RVs, *model.free_RVs, *model.potentials]
+        variables = [*self._observed, *model.free_RVs, *model.potentials]
         # PyTensor keeps with each node the stack traces of all the nodes it replaced.
         with pytensor.config.change_flags(traceback__limit=0):
             terms = model.logp(vars=variables, sum=False)

@@ -167,7 +167,7 @@ def _to_dataset(fit: SavedFit) -> xarray.Dataset:
             "library_version": __version__,
             "family": gaussian.name,
             "shapes": json.dumps(fit.shapes),
-            "report": json.dumps(None if fit.report is None else dataclasses.asdict(fit.report)),
+            "report": _report_as_json(fit.report),
             "seed": json.dumps(fit.seed),
         },
     )
@@ -215,6 +215,11 @@ def _history(dataset: xarray.Dataset) -> list[Info]:
         return []
     rows = zip(*columns.values(), strict=True)
     return [Info(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _report_as_json(report: Report | None) -> str:
+    values = None if report is None else dataclasses.asdict(report)
+    return json.dumps(values, default=lambda number: number.item())  # those of NumPy
 
 
 def _report(values: Mapping[str, Any] | None) -> Report | None:

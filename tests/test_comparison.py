@@ -1,5 +1,7 @@
 """Cross-validation: exact where it can be computed, ArviZ's on draws of NUTS elsewhere."""
 
+import warnings
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -136,6 +138,20 @@ def test_arviz_compares_the_same_objects():
     from_draws = az.compare({"one": idata[1], "three": idata[3]})
     from_loo = az.compare({"one": ngvi.loo(idata[1]), "three": ngvi.loo(idata[3])})
     assert list(from_draws.index) == list(from_loo.index) == ["three", "one"]
+
+
+@pytest.mark.parametrize("evaluated", [True, False], ids=["evaluated before", "only after"])
+def test_predictions_do_not_stand_in_the_way(evaluated):
+    expected = elpd_of(ngvi.loo(approximation(), random_seed=1))
+    approx = approximation()
+    idata = approximation().sample(30, random_seed=1)
+    if evaluated:
+        approx.sample(30, random_seed=1)
+    # PyMC 5.28 changes the model here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pm.sample_posterior_predictive(idata, model=approx.model, progressbar=False)
+    assert elpd_of(ngvi.loo(approx, random_seed=1)) == expected
 
 
 def test_missing_data_leaves_the_observed_part_out():

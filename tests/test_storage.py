@@ -86,10 +86,12 @@ def test_approximations_that_were_never_fitted(family, tmp_path):
     model = MODELS["coords_and_dims"]()
     covariance = 0.3 * np.eye(9) if family is FullGaussian else np.full(9, 0.3)
     approx = create_approximation(model, family.from_mean_covariance(np.zeros(9), covariance))
+    approx.seed = np.array([3, 4])
     approx.save(tmp_path / "q.nc")
     loaded = ngvi.load(tmp_path / "q.nc", model=model)
     assert loaded.report is None
     assert loaded.history == []
+    assert loaded.seed == [3, 4]
     assert type(loaded.gaussian) is family
     np.testing.assert_array_equal(loaded.gaussian.variance, approx.gaussian.variance)
 

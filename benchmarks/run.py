@@ -18,13 +18,13 @@ import csv
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import posteriordb
 import pymc as pm
+import table as tables
 import untuned
 from references import kl_per_dimension
 
@@ -38,8 +38,7 @@ RESULTS = Path(__file__).parent / "results"
 LINE = f"pymc{pm.__version__.split('.')[0]}"
 ELBO_DRAWS = 4000
 PEER_ITERATIONS = 30_000
-CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK")
-HARD = ("eight_schools_centered", "eight_schools_noncentered")
+CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK", "garch11", "eight_schools_noncentered")
 
 Row = dict[str, Any]
 
@@ -51,7 +50,7 @@ class Table:
         RESULTS.mkdir(exist_ok=True)
         self.path = RESULTS / f"{part}-{LINE}.csv"
         self.keys = keys
-        rows = read(self.path)
+        rows = tables.read(self.path)
         self.known = {tuple(row[key] for key in keys) for row in rows}
 
     def has(self, **key: Any) -> bool:
@@ -71,14 +70,6 @@ class Table:
                 writer.writeheader()
             writer.writerow(row)
         print(*row.values(), sep="  ", flush=True)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file; none where it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
@@ -262,7 +253,7 @@ def main() -> None:
         "calibration": calibration,
         "untuned": against_nuts,
         "families": families,
-        "table": partial(_write_table),
+        "table": lambda arguments: tables.write(RESULTS),
     }
     parser.add_argument("part", choices=[*parts])
     parser.add_argument("--models", nargs="+", help="only these models")
@@ -270,12 +261,6 @@ def main() -> None:
     untuned.add_option(parser)
     arguments = parser.parse_args()
     parts[arguments.part](arguments)
-
-
-def _write_table(arguments: argparse.Namespace) -> None:
-    from table import write
-
-    write(RESULTS)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ The first level is the warm-up: a few draws, far from the optimum, and progress 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -45,17 +46,20 @@ DRAWS_PER_DIMENSION, BALANCED_DRAWS = 4, 256
 
 # Degrees of freedom that the mean over the components lends to each.
 _SHARED_FREEDOM = 8
+# Noise, in nats a dimension, up to which it is an excuse for leaving some way to go.
+_LARGEST_NOISE = 0.1
+_EXCUSED = 0.3
 # Part of the squared error allowed that may be left to go.
 _NEGLIGIBLE = 0.04
 # New draws at a time, relative to all before.
-_MOST_GROWTH = 4
+_MOST_GROWTH = 16
 # Squared error, relative to the one allowed, from which on draws are averaged.
-_MOST_EXCESS = 30.0
+_MOST_EXCESS = 60.0
 # Squared error of the solution, relative to that of one step, up to which they are.
 _MOST_AMPLIFICATION = 4.0
 # Ratio of a squared distance to the one that noise explains.
 _SURPRISE = 9.0
-_SHORTEST_STEP = 2.0**-14
+_SHORTEST_STEP = 2.0**-40
 _SHORTEST_LATER_STEP = 2.0**-4
 _MOST_SHRINKS = 40
 # Levels in a row that end without a step that helps.
@@ -82,6 +86,11 @@ class Noise:
     log_sd: Array
     nats: float
     freedom: float = np.inf
+
+    @classmethod
+    def unknown(cls, dim: int) -> Noise:
+        """Errors of which nothing is known."""
+        return cls(np.full(dim, np.inf), np.full(dim, np.inf), np.inf)
 
     def averaged(self, other: Noise, share: float) -> Noise:
         """Errors of the average with something independent that has this share in it."""
@@ -127,8 +136,9 @@ def squared_displacement(q: Gaussian, direction: Natural) -> Noise:
     centred = q.with_mean(np.zeros(q.dim))
     moved = centred.fisher_product(direction)
     variance = moved.second if moved.second.ndim == 1 else moved.second.diagonal()
-    mean = np.square(moved.first) / q.variance if moved.first.size else np.zeros(q.dim)
-    return Noise(mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2)
+    with np.errstate(over="ignore"):  # far away it is anything
+        mean = np.square(moved.first) / q.variance if moved.first.size else np.zeros(q.dim)
+        return Noise(mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2)
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,22 @@ class Sample:
         return squared_displacement(self.q, way)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Draws common to all members evaluated on them.
+
+    Attributes
+    ----------
+    batches : list of array, (n, d)
+        Standard normal rows.
+    seed : int or None
+        Seed of the minibatches that go with them, where the target takes any.
+    """
+
+    batches: list[Array]
+    seed: int | None = None
+
+
 class Engine:
     """The automatic engine for one target.
 
@@ -213,7 +239,8 @@ class Engine:
         rng: np.random.Generator,
     ) -> None:
         self.target = target
-        if isinstance(estimator, BonnetPrice):
+        self._stochastic = getattr(target, "stochastic", False)
+        if type(estimator) is BonnetPrice:
             estimator = BonnetPrice(antithetic=estimator.antithetic, coupled=True)
         self.estimator = estimator
         self.guard = guard
@@ -226,6 +253,8 @@ class Engine:
         self._secants = Secants()
         self._least_asked = np.inf
         self._amplification = 1.0
+        self._warming_up = True
+        self._most_samples = FEWEST_DRAWS
 
     def fit(self, state: State, n_iterations: int) -> Iterations:
         """Fit from a state, for so many iterations at most; returns the status at the end."""
@@ -249,6 +278,7 @@ class Engine:
             Evaluations to spend at most, where that is less than the engine has left.
         """
         self.n_samples = self._rounded(WARM_UP_DRAWS, state.q)
+        self._warming_up = True
         self._secants = Secants()
         self.evaluations = max(self.evaluations, state.evaluations)
         limit = self.max_evaluations if budget is None else self.evaluations + budget
@@ -261,12 +291,14 @@ class Engine:
 
     def converge(self, state: State, last: int) -> Iterations:
         """Fit from near the optimum on, with as many draws as the accuracy asks for."""
-        self._secants = Secants()
+        self._secants, self._warming_up = Secants(), False
         self.n_samples = self._first_size(state.q)
         stuck = 0
-        while True:
+        while not self.spent:
             state, noise, settled = yield from self._until(last, self._level(state))
-            if settled and self._nearly(noise):
+            # More draws do not help where it is not their noise that stands in the way.
+            stuck = 0 if settled else stuck + 1
+            if state.iteration < last and settled and self._nearly(noise):
                 polishing = self._polish(state, noise)
                 state, noise, settled = yield from self._until(last, polishing)
             if state.iteration >= last:
@@ -276,16 +308,15 @@ class Engine:
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
             affordable = (self.max_evaluations - self.evaluations) // 3
-            if self.spent or affordable <= self.n_samples:
-                return "max_evaluations", state
-            # More draws do not help where it is not their noise that stands in the way.
-            stuck = 0 if settled else stuck + 1
+            if affordable <= self.n_samples:
+                break
             if stuck == _MOST_STUCK:
                 return "stalled", state
             wanted = min(self._planned(noise, self.n_samples), 8 * self.n_samples, MOST_DRAWS)
             self.n_samples = self._rounded(
                 min(max(wanted, 2 * self.n_samples), affordable), state.q
             )
+        return "max_evaluations", replace(state, evaluations=self.evaluations)
 
     def _until(self, last: int, level: _Level) -> _Level:
         """Go through a level, up to the last iteration."""
@@ -296,17 +327,14 @@ class Engine:
                 return end.value  # type: ignore[no-any-return]
             yield state, info
             if state.iteration >= last:
-                return (
-                    state,
-                    Noise(np.full(state.q.dim, np.inf), np.zeros(state.q.dim), np.inf),
-                    False,
-                )
+                return state, Noise.unknown(state.q.dim), False
 
     def refine(self, state: State, n_iterations: int) -> Iterations:
-        """Go on from a state with twice as many draws, whatever the accuracy reached."""
-        self.n_samples = self._rounded(min(2 * self.n_samples, MOST_DRAWS), state.q)
+        """Go on from a state with more and more draws, whatever the accuracy and the budget."""
+        self.max_evaluations, self._warming_up = sys.maxsize, False
         last = state.iteration + n_iterations
         while state.iteration < last:
+            self.n_samples = self._rounded(min(2 * self._most_samples, MOST_DRAWS), state.q)
             before = state.iteration
             for moved, info in self._level(state, forced=True):
                 state = moved
@@ -322,10 +350,6 @@ class Engine:
         """Whether the budget has no room for the draws of this level."""
         return self.evaluations + self.n_samples > self.max_evaluations
 
-    @property
-    def _warming_up(self) -> bool:
-        return self.n_samples < FEWEST_DRAWS
-
     def _first_size(self, q: Gaussian) -> int:
         least = DRAWS_PER_DIMENSION * q.dim
         return self._rounded(max(FEWEST_DRAWS, least, min(2 * least, BALANCED_DRAWS)), q)
@@ -336,7 +360,7 @@ class Engine:
         if excess <= 1:
             return draws
         # The error aimed at, in nats, is the one at which the largest excess is a little below 1.
-        aim = noise.nats / (1.2 * excess)
+        aim = noise.nats / (1.1 * excess)
         return theory.plan(aim, variance=noise.nats * draws, distance=aim)[0].n_samples
 
     def _nearly(self, noise: Noise) -> bool:
@@ -354,40 +378,53 @@ class Engine:
         r"""Add fresh draws to those of a settled level, each evaluated once, until they suffice.
 
         The step size is the new draws' share of all, as in the paper's decreasing schedule: it
-        averages the solutions of all draws so far. The first are drawn in any case: a level that
-        claims to suffice has only its own draws to show for it. A step that matters, and is much
-        longer than the noise explains, says that it was wrong, and leads back to a level.
+        averages the solutions of all draws so far. Where a step leads is looked at with a few
+        common draws, for the secant along it. The first draws are added in any case: a level that
+        claims to suffice has only its own to show for it. A step that matters, and is much longer
+        than the noise explains, says that the draws before were misleading: they count no more,
+        and if it happens again it is back to a level.
         """
-        total = self.n_samples
-        while True:
-            wanted = min(self._planned(noise, total) - total, _MOST_GROWTH * total, MOST_DRAWS)
-            self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
-            if self.spent:
-                return state, noise, True
-            z = designs.batches(self.n_samples, state.q.dim, self.rng)
-            try:
-                here = self.evaluate(state.q, z)
-            except NonFiniteError:
-                return replace(state, evaluations=self.evaluations), noise, False
-            own, left = here.noise(self._secants), here.left(self._secants)
-            share = self.n_samples / (total + self.n_samples)
-            member = self._secants.extrapolate(here.q, here.estimate, share)
-            unexplained = left.nats > _SURPRISE * (own.nats + noise.nats)
-            if member is None or (unexplained and left.excess(self.accuracy) > 1):
-                return replace(state, evaluations=self.evaluations), own, False
-            state, info = self._take(state, here, _Step(Mixed(member, share, active=False)))
-            yield state, info
-            total += self.n_samples
-            noise = noise.averaged(own, share)
-            if noise.excess(self.accuracy) <= 1:
-                return state, noise, True
+        total, surprises = self.n_samples, 0
+        few = self.draw(self._first_size(state.q), state.q)
+        try:
+            while True:
+                wanted = min(self._planned(noise, total) - total, _MOST_GROWTH * total, MOST_DRAWS)
+                self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
+                if self.spent:
+                    return replace(state, evaluations=self.evaluations), noise, False
+                here = self.evaluate(state.q, self.draw(self.n_samples, state.q))
+                if here.left(self._secants).excess(self.accuracy) > _NEGLIGIBLE:
+                    self._look_ahead(here, few)
+                own, left = here.noise(self._secants), here.left(self._secants)
+                unexplained = left.nats > _SURPRISE * (own.nats + noise.nats)
+                if unexplained and left.excess(self.accuracy) > 1:
+                    total, surprises = 0, surprises + 1
+                share = self.n_samples / (total + self.n_samples)
+                member = self._secants.extrapolate(here.q, here.estimate, share)
+                if member is None or surprises > 1:
+                    return replace(state, evaluations=self.evaluations), own, False
+                state, info = self._take(state, here, _Step(Mixed(member, share, active=False)))
+                yield state, info
+                total += self.n_samples
+                noise = noise.averaged(own, share)
+                if noise.excess(self.accuracy) <= 1:
+                    return replace(state, evaluations=self.evaluations), noise, True
+        except NonFiniteError:
+            return replace(state, evaluations=self.evaluations), noise, False
+
+    def _look_ahead(self, here: Sample, few: Draws) -> None:
+        """Learn the secant along the step a sample asks for, on a few common draws."""
+        ahead = self._secants.extrapolate(here.q, here.estimate)
+        if ahead is not None and ahead.kl(here.q) < _longest(here.q):
+            before, after = self.evaluate(here.q, few), self.evaluate(ahead, few)
+            self._secants.add((here.q, before.estimate), (ahead, after.estimate))
 
     def _level(self, state: State, *, forced: bool = False) -> _Level:
         """Iterate on one set of draws until it settles.
 
         Returns the state, the noise of its draws, and whether it settled.
         """
-        z = designs.batches(self.n_samples, state.q.dim, self.rng)
+        z = self.draw(self.n_samples, state.q)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0
         self._amplification = 1.0
@@ -410,40 +447,45 @@ class Engine:
             gain = here.estimate.elbo - before.estimate.elbo
             if self._warming_up and 0 <= gain < 0.01 * state.q.dim:
                 break  # to have come near is enough
-            contraction = here.asked.nats / before.asked.nats if before.asked.nats else 1.0
-            if contraction < 0.3 and self._settled(here, noise, contraction):
-                # One more step will do, and where it leads to is known well enough.
-                last = _Step(self.guard(here.q, here.estimate, 1.0))
-                state, info = self._take(state, here, last)
-                yield state, info
-                break
-        plain = here.noise(Secants()).nats
-        self._amplification = noise.nats / plain if plain else 1.0
+        of_step = here.noise(Secants()).nats
+        self._amplification = noise.nats / of_step if of_step else 1.0
         return state, noise, True
 
-    def _settled(self, here: Sample, noise: Noise, contraction: float = 1.0) -> bool:
+    def _settled(self, here: Sample, noise: Noise) -> bool:
         """Whether what is left to go matters, against the accuracy or the noise.
 
-        The contraction is the factor by which one more step will reduce it.
+        Both what the draws ask for and what the secants make of it have to be small, and noise
+        that is out of all proportion excuses nothing.
         """
-        left = here.left(self._secants) if isinstance(self.projection, Identity) else here.asked
-        return (
-            contraction * left.excess(self.accuracy) < _NEGLIGIBLE
-            or contraction * left.nats < 0.1 * noise.nats
+        excused = _EXCUSED * min(noise.nats, _LARGEST_NOISE * here.q.dim)
+        lefts = [here.asked]
+        if isinstance(self.projection, Identity):
+            lefts.append(here.left(self._secants))
+        return all(
+            left.excess(self.accuracy) < _NEGLIGIBLE or left.nats < excused for left in lefts
         )
 
-    def evaluate(self, q: Gaussian, z: Sequence[Array]) -> Sample:
-        """Evaluate a member on batches of standard normal draws, and count the evaluations."""
+    def draw(self, n: int, q: Gaussian) -> Draws:
+        """Draw about n standard normal rows, in batches, and the seed of their minibatches."""
+        self._most_samples = max(self._most_samples, n)
+        batches = designs.batches(n, q.dim, self.rng)
+        return Draws(batches, int(self.rng.integers(2**63)) if self._stochastic else None)
+
+    def evaluate(self, q: Gaussian, z: Draws) -> Sample:
+        """Evaluate a member on common draws, and count the evaluations."""
+        if z.seed is not None:
+            self.target.reseed(np.random.default_rng(z.seed))
         parts = []
-        for batch in z:
+        for batch in z.batches:
             try:
                 parts.append(self.estimator.at(self.target, q, batch))
             except NonFiniteError as error:
                 self.evaluations += error.evaluations
                 raise
             self.evaluations += parts[-1].evaluations
-        plain = pool(parts)
-        estimate, *parts = (decouple(part, plain.coupling) for part in (plain, *parts))
+        estimate = plain = pool(parts)
+        if plain.coupling is not None:
+            estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
@@ -457,7 +499,7 @@ class Engine:
             end.kl(q),
         )
 
-    def _finite_start(self, state: State, z: Sequence[Array]) -> tuple[State, Sample]:
+    def _finite_start(self, state: State, z: Draws) -> tuple[State, Sample]:
         """Evaluate where a level starts, narrowed until the target is finite on all draws."""
         q = state.q
         for _ in range(_MOST_SHRINKS):
@@ -471,7 +513,7 @@ class Engine:
         message = f"{last} however close to the starting point; start elsewhere"
         raise NonFiniteError(message, last.draws, self.evaluations) from last
 
-    def _extrapolate(self, here: Sample, z: Sequence[Array]) -> _Step | None:
+    def _extrapolate(self, here: Sample, z: Draws) -> _Step | None:
         """Go where the last steps together lead to, if that is progress."""
         if self.spent or not len(self._secants) or not isinstance(self.projection, Identity):
             return None
@@ -489,7 +531,7 @@ class Engine:
         self,
         here: Sample,
         estimate: Estimate,
-        z: Sequence[Array],
+        z: Draws,
         step_size: float,
         *,
         forced: bool,

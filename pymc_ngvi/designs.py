@@ -8,12 +8,12 @@ antithetic pairs whose second moments are exactly those of the standard normal,
 
 with U uniform among the m x d matrices of orthonormal columns. All moments up to the third are then
 exact. The fourth fall short by the factor m / (m + 2), whatever d; two blocks scaled by
-:math:`\sqrt{1 \pm \sqrt{2/m}}` make up for it, so that moments up to the fifth are right on average
-over such pairs of blocks, and those up to the third in each.
+:math:`\sqrt{1 \pm \sqrt{2/m}}` make up for it. In such a pair of blocks the moments up to the third
+are exact, and those up to the fifth right on average.
 
 What is left are higher moments. Large blocks start from scrambled Sobol points instead of
 independent normal ones, which helps where a few directions matter and the target is far from
-Gaussian in them.
+Gaussian in them; the two are scaled by what the fourth power of their radii falls short by.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ def block(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 
 
 def _normal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
-    if pairs < max(SOBOL_PAIRS, 2 * dim) or dim > SOBOL_DIMENSIONS:
+    if not _is_regular(pairs, dim):
         return rng.standard_normal((pairs, dim))
     points = qmc.Sobol(dim, rng=rng).random_base2((pairs - 1).bit_length())[:pairs]
     return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
+
+
+def _is_regular(pairs: int, dim: int) -> bool:
+    """Whether Sobol points are taken."""
+    return pairs >= max(SOBOL_PAIRS, 2 * dim) and dim <= SOBOL_DIMENSIONS
 
 
 def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
@@ -54,9 +59,14 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 
     The antithetic partner of a row is half the number of rows further on.
     """
-    spread = np.sqrt(2 / pairs)
+    halves = [block(pairs, dim, rng)[:pairs] for _ in range(2)]
+    spread = 2 / pairs
+    if _is_regular(pairs, dim):  # Sobol points fall short by less: by how much is seen in them
+        radii = np.mean([np.square(np.square(half).sum(axis=1)).mean() for half in halves])
+        spread = max(0.0, dim * (dim + 2) / float(radii) - 1)
     larger, smaller = (
-        np.sqrt(1 + sign * spread) * block(pairs, dim, rng)[:pairs] for sign in (1, -1)
+        np.sqrt(1 + sign * np.sqrt(spread)) * half
+        for sign, half in zip((1, -1), halves, strict=True)
     )
     half = np.concatenate([larger, smaller])
     return np.concatenate([half, -half])

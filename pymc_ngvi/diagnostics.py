@@ -135,7 +135,7 @@ class Report:
     ) -> Report:
         """Summarise a fit: all its iterations, and the result of its last run."""
         elbo, elbo_se = verdict.elbo, verdict.elbo_se
-        if history and np.isnan(elbo):
+        if history and not verdict.draws:
             elbo, elbo_se = history[-1].elbo, history[-1].elbo_se
         return cls(
             status=result.status,
@@ -165,8 +165,8 @@ class Report:
 
     @property
     def optima(self) -> int:
-        """How many different optima the starts came to."""
-        return sum(start.outcome in ("best", "other", "abandoned") for start in self.starts)
+        """How many different optima the starts came to, of those fitted to the end."""
+        return sum(start.outcome in ("best", "other") for start in self.starts)
 
     def _starts(self) -> str:
         counts = Counter(start.outcome for start in self.starts)

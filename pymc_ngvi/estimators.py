@@ -222,8 +222,8 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     )
 
 
-def decouple(estimate: Estimate, coupling: Array | None) -> Estimate:
-    r"""Precondition the gradient of a factorised family by the whole Hessian.
+def decouple(estimates: Sequence[Estimate], coupling: Array) -> list[Estimate]:
+    r"""Precondition the gradients of a factorised family by the whole Hessian.
 
     .. math:: g \to D H^{-1} g, \quad D = \mathrm{diag}(H)
 
@@ -233,18 +233,19 @@ def decouple(estimate: Estimate, coupling: Array | None) -> Estimate:
 
     Parameters
     ----------
-    estimate : Estimate
-        With the diagonal of the Hessian.
-    coupling : array, (d, d), or None
-        Mean Hessian; None leaves the estimate as it is.
+    estimates : sequence of Estimate
+        Each with the diagonal of a Hessian.
+    coupling : array, (d, d)
+        Mean Hessian H, the same for all of them.
     """
-    if coupling is None:
-        return estimate
     scale = np.sqrt(np.maximum(np.abs(coupling.diagonal()), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(coupling / np.outer(scale, scale))
     values = np.maximum(np.abs(values), _SMALLEST_EIGENVALUE)
-    newton = vectors @ ((vectors.T @ (estimate.gradient / scale)) / values) / scale
-    return replace(estimate, gradient=np.abs(estimate.hessian) * newton)
+    decoupled = []
+    for estimate in estimates:
+        newton = vectors @ ((vectors.T @ (estimate.gradient / scale)) / values) / scale
+        decoupled.append(replace(estimate, gradient=np.abs(estimate.hessian) * newton))
+    return decoupled
 
 
 def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]:

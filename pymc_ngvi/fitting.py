@@ -167,9 +167,8 @@ class Fit:
                 "Give start=, or reparametrise the model",
                 UnreliableFit,
             )
-        if len(self._states) == 1 and len(self.search.attempts) > 1:
-            ended = self.search.attempts[0].outcome
-            warn(f"ngvi: the first start {ended}; this is the best of other starts")
+        elif len(self._states) == 1 < len(self.search.attempts):
+            warn("ngvi: the first start ended badly; this is the best of others, see the report")
 
     def refine(self, n: int, progress: ProgressBar) -> None:
         """Go on for so many iterations from the last state."""
@@ -240,6 +239,7 @@ class Fit:
             spent = self.search.engine.evaluations
             best = dataclasses.replace(self.search.best, evaluations=spent)
             result = dataclasses.replace(result, state=best)
+            self.search.best = None
         self.state = result.state
         self.approx.set_gaussian(result.q)
         self.approx.hist = self._losses() if self.score else np.empty(0)
@@ -269,6 +269,9 @@ class Fit:
 
     def _judge(self, q: Gaussian) -> Verdict:
         log_ratios = fresh_log_ratios(self.target, q, self.rng)
+        if not np.isfinite(log_ratios).all():
+            worst = np.nan if np.isnan(log_ratios).any() else -np.inf
+            return Verdict(worst, np.nan, np.inf, 0.0, len(log_ratios))
         elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
         if self.target.stochastic:  # two batches in one ratio say nothing of the posterior
             return Verdict(elbo, elbo_se, draws=len(log_ratios))

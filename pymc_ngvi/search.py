@@ -5,18 +5,21 @@ Where a single start ends badly, others are tried in the same way before the fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pymc_ngvi import designs
 from pymc_ngvi.algorithm import Iterations, State
-from pymc_ngvi.auto import FEWEST_DRAWS, Engine
+from pymc_ngvi.auto import Engine
 from pymc_ngvi.errors import DomainError, NonFiniteError
 
 #: Starts tried where a single one ends badly.
 RETRIES = 4
+# Draws on which starts are compared.
+_COMPARED_DRAWS = 64
+# Divergence, in nats, below which two fits are the same.
+_SAME = 1.0
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Attempt:
     ----------
     outcome : str
         "best", "same" (it came to the same optimum), "other" (another one, fitted to the end),
-        "abandoned" (another one, and a poor one), "stalled" or "failed".
+        "abandoned" (far below the others after its warm-up), "stalled" or "failed".
     elbo : float
         ELBO it came to: of starts fitted to the end all on the same draws, of the others after
         the warm-up; NaN where it failed.
@@ -51,7 +54,7 @@ class Search:
     attempts : list of Attempt
         What became of each start so far.
     best : State or None
-        Best state of the starts before the one that is being fitted.
+        What to return if the fit is cut short now, in place of the start that is being fitted.
     """
 
     def __init__(self, engine: Engine, spare: Callable[[int], Sequence[State]]) -> None:
@@ -62,100 +65,140 @@ class Search:
 
     def fit(self, states: Sequence[State], n_iterations: int) -> Iterations:
         """Fit from the given states, for so many iterations at most in all."""
+        last = states[0].iteration + n_iterations
         if len(states) > 1:
-            return (yield from self._best_of(states, n_iterations))
-        (first,) = states
+            return (yield from self._best_of(states, last))
+        (state,) = states
         error: NonFiniteError | DomainError | None = None
+        iterations = self.engine.fit(state, n_iterations)
         try:
-            status, state = yield from self.engine.fit(first, n_iterations)
+            while True:
+                try:
+                    state, info = next(iterations)
+                except StopIteration as end:
+                    status, state = end.value
+                    break
+                yield state, info
         except (NonFiniteError, DomainError) as raised:
-            status, state, error = "failed", first, raised
+            status, error = "failed", raised
         if status not in ("stalled", "failed"):
             self.attempts.append(Attempt("best"))
             return status, state
-        self.attempts.append(Attempt(status))
-        others = self.spare(RETRIES)
-        used = state.iteration - first.iteration
-        if others and used < n_iterations:
-            others = [self._continued(other, state) for other in others]
+        others = [] if state.iteration >= last else self.spare(RETRIES)
+        if status == "stalled" and others:
+            self.best = state
+        if others:
+            if status == "failed":
+                self.attempts.append(Attempt("failed"))
+            ended = [] if status == "failed" else [(status, state)]
+            followed = [self._after(state, other) for other in others]
             try:
-                return (yield from self._best_of(others, n_iterations - used))
+                return (yield from self._best_of(followed, last, ended))
             except (NonFiniteError, DomainError):
                 pass
+        else:
+            self.attempts.append(Attempt(status))
         if error is not None:
             raise error
         return status, state
 
-    def _best_of(self, states: Sequence[State], n_iterations: int) -> Iterations:
-        """Warm up every state, and fit the best to the end; with it any that comes close."""
-        engine, last = self.engine, states[0].iteration + n_iterations
+    def _best_of(
+        self,
+        states: Sequence[State],
+        last: int,
+        ended: Sequence[tuple[str, State]] = (),
+    ) -> Iterations:
+        """Warm up every state, and fit the best to the end; with it any that comes close.
+
+        What `ended` before is among those the best is chosen from.
+        """
+        engine, state = self.engine, states[0]
         warmed: list[State] = []
-        error: Exception = NonFiniteError("no start was given", np.empty((0, 0)), 0)
-        state = states[0]
+        error: Exception | None = None
         for i, start in enumerate(states):
+            if state.iteration >= last:
+                break
             share = (engine.max_evaluations - engine.evaluations) // (2 * (len(states) - i))
-            start = self._continued(start, state)
+            begun = self._after(state, start)
             try:
-                state = yield from engine.warm_up(start, last, share)
+                state = yield from engine.warm_up(begun, last, share)
             except (NonFiniteError, DomainError) as raised:
-                error = raised
-                state = self._continued(start, state)
+                error, state = raised, begun
                 self.attempts.append(Attempt("failed"))
             else:
                 warmed.append(state)
-                self.best = warmed[0]
-            if state.iteration >= last:
-                break
-        if not warmed:
+                self.best = self.best or state
+        if not warmed and not ended:
+            assert error is not None
             raise error
-        elbos = list(self._elbos(warmed))
-        order = sorted(range(len(warmed)), key=lambda i: -elbos[i])
-        leaders: list[int] = []
-        for i in order:
+        finished = list(ended)
+        for leader in self._leaders(warmed):
+            state = self._after(state, leader)
+            if state.iteration >= last:
+                finished.append(("max_iterations", state))
+            elif finished and engine.spent:
+                finished.append(("max_evaluations", state))
+            else:
+                # Cut short, the first leader is what was fitted; a later one must not replace it.
+                self.best = finished[0][1] if finished else None
+                try:
+                    status, state = yield from engine.converge(state, last)
+                except (NonFiniteError, DomainError) as raised:
+                    error = raised
+                    self.attempts.append(Attempt("failed"))
+                else:
+                    finished.append((status, state))
+        if not finished:
+            assert error is not None
+            raise error
+        status, best = self._choose(finished)
+        self.best = None
+        return status, replace(best, iteration=state.iteration, evaluations=engine.evaluations)
+
+    def _leaders(self, warmed: Sequence[State]) -> list[State]:
+        """Return the states worth fitting to the end, the best first."""
+        elbos = self._elbos(warmed)
+        leaders: list[State] = []
+        for i in sorted(range(len(warmed)), key=lambda i: -elbos[i]):
             q = warmed[i].q
-            near = any(q.kl(warmed[j].q) < _distance(q.dim) for j in leaders)
-            poor = elbos[i] < elbos[order[0]] - _distance(q.dim)
+            near = any(q.kl(leader.q) < _distance(q.dim) for leader in leaders)
+            poor = elbos[i] < max(elbos) - _distance(q.dim)
             if near or poor:
                 self.attempts.append(Attempt("same" if near else "abandoned", elbos[i]))
             else:
-                leaders.append(i)
-        ended: list[tuple[str, State]] = []
-        self.best = warmed[order[0]]
-        for i in leaders:
-            state = self._continued(warmed[i], state)
-            if state.iteration >= last:
-                status = "max_iterations"
-            elif ended and engine.spent:
-                status = "max_evaluations"
-            else:
-                status, state = yield from engine.converge(state, last)
-            ended.append((status, state))
-            self.best = ended[0][1]
-        elbos = list(self._elbos([ending for _, ending in ended]))
-        best = int(np.argmax(elbos))
-        for i, elbo in enumerate(elbos):
-            self.attempts.append(Attempt("best" if i == best else "other", elbo))
-        status, self.best = ended[best]
-        return status, self._continued(self.best, state)
+                leaders.append(warmed[i])
+        return leaders
 
-    def _elbos(self, states: Sequence[State]) -> Iterator[float]:
-        """ELBO of each state, all on the same draws."""
-        if len(states) == 1:
-            yield np.nan  # nothing to compare with
-            return
-        z = designs.batches(FEWEST_DRAWS, states[0].q.dim, self.engine.rng)
+    def _choose(self, finished: Sequence[tuple[str, State]]) -> tuple[str, State]:
+        """Return the best of the states fitted to the end, and tell the others from it."""
+        elbos = self._elbos([state for _, state in finished])
+        best = int(np.argmax(elbos))
+        chosen = finished[best][1].q
+        for i, (status, state) in enumerate(finished):
+            near = min(state.q.kl(chosen), chosen.kl(state.q)) < _SAME
+            outcome = "best" if i == best else "same" if near else "other"
+            self.attempts.append(
+                Attempt("stalled" if status == "stalled" and i != best else outcome, elbos[i])
+            )
+        return finished[best]
+
+    def _elbos(self, states: Sequence[State]) -> list[float]:
+        """ELBO of each state, all on the same draws; NaN where there is nothing to compare."""
+        if len(states) < 2:
+            return [np.nan] * len(states)
+        z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
+        elbos = []
         for state in states:
             try:
-                yield self.engine.evaluate(state.q, z).estimate.elbo
+                elbos.append(self.engine.evaluate(state.q, z).estimate.elbo)
             except NonFiniteError:
-                yield -np.inf
+                elbos.append(-np.inf)
+        return elbos
 
-    def _continued(self, start: State, before: State) -> State:
-        """Let a state follow on the iterations and evaluations before it."""
+    def _after(self, before: State, start: State) -> State:
+        """Let a start follow on the iterations and evaluations before it."""
         return replace(
-            start,
-            iteration=max(start.iteration, before.iteration),
-            evaluations=self.engine.evaluations,
+            start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
         )
 
 

@@ -19,7 +19,7 @@ def spd_matrix(dim, condition, rng):
     return (basis * values) @ basis.T
 
 
-def _pick(hessians, curvature):
+def pick(hessians, curvature):
     if curvature == "none":
         return None
     return hessians if curvature == "full" else np.einsum("nii->ni", hessians)
@@ -51,7 +51,7 @@ class GaussianTarget:
         return Evaluation(
             self.log_density(draws),
             (self.mean - draws) @ self.precision,
-            _pick(np.broadcast_to(-self.precision, shape), curvature),
+            pick(np.broadcast_to(-self.precision, shape), curvature),
         )
 
     @cached_property
@@ -96,7 +96,7 @@ class LogisticTarget:
         weights = p * (1 - p)
         hessian = -np.einsum("nm,mi,mj->nij", weights, self.design, self.design, optimize=True)
         hessian = hessian - np.eye(self.dim) / self.prior_variance
-        return Evaluation(self.log_density(draws), gradient, _pick(hessian, curvature))
+        return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class DoubleWell:
         gradient = -4 * draws * (np.square(draws) - 1)
         diagonal = 4 - 12 * np.square(draws)
         hessian = diagonal[:, :, None] * np.eye(self.dim)
-        return Evaluation(self.log_density(draws), gradient, _pick(hessian, curvature))
+        return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))
 
 
 @dataclass(frozen=True)
@@ -160,4 +160,50 @@ class PoissonTarget:
             value = self.count * x - rate - self.prior_precision * x**2 / 2
             gradient = (self.count - rate - self.prior_precision * x)[:, None]
             hessian = (-rate - self.prior_precision)[:, None, None]
-        return Evaluation(value, gradient, _pick(hessian, curvature))
+        return Evaluation(value, gradient, pick(hessian, curvature))
+
+
+@dataclass(frozen=True)
+class Funnel:
+    """Four components whose common log scale is standard normal; its best Gaussian is known."""
+
+    dim: int = 5
+    mean: float = 0.0
+    sd: float = 1 / 3
+
+    def log_density(self, draws):
+        scale, rest = draws[:, 0], draws[:, 1:]
+        squares = np.square(rest).sum(axis=1) * np.exp(-2 * scale)
+        return -np.square(scale) / 2 - (self.dim - 1) * scale - squares / 2
+
+    def evaluate(self, draws, curvature):
+        scale, rest = draws[:, :1], draws[:, 1:]
+        precision = np.exp(-2 * scale)
+        squares = np.square(rest).sum(axis=1, keepdims=True) * precision
+        gradient = np.hstack([-scale - (self.dim - 1) + squares, -rest * precision])
+        hessian = -precision[:, :, np.newaxis] * np.eye(self.dim)
+        hessian[:, 0, 0] = -1 - 2 * squares[:, 0]
+        hessian[:, 0, 1:] = hessian[:, 1:, 0] = 2 * rest * precision
+        return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))
+
+
+@dataclass(frozen=True)
+class Banana:
+    """Two components, the second around a multiple of the first squared; symmetric in the first."""
+
+    bend: float
+    dim: int = 2
+
+    def log_density(self, draws):
+        x, y = draws.T
+        return -np.square(x) / 8 - 2 * np.square(y - self.bend * np.square(x))
+
+    def evaluate(self, draws, curvature):
+        x, y = draws.T
+        off = y - self.bend * np.square(x)
+        gradient = np.stack([-x / 4 + 8 * self.bend * x * off, -4 * off], axis=1)
+        hessian = np.empty((len(draws), 2, 2))
+        hessian[:, 0, 0] = -0.25 + 8 * self.bend * (off - 2 * self.bend * np.square(x))
+        hessian[:, 0, 1] = hessian[:, 1, 0] = 8 * self.bend * x
+        hessian[:, 1, 1] = -4.0
+        return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))

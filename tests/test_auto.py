@@ -9,11 +9,20 @@ from pymc_ngvi.acceleration import residual
 from pymc_ngvi.algorithm import State, drive
 from pymc_ngvi.auto import Engine, squared_displacement, starting_member
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Estimate, Stein
+from pymc_ngvi.estimators import BonnetPrice, Estimate, Evaluation, Stein
 from pymc_ngvi.families import FullGaussian, all_families
 from pymc_ngvi.guards import lin
 from pymc_ngvi.projections import Identity
-from tests.targets import DoubleWell, GaussianTarget, HalfSpace, LogisticTarget, PoissonTarget
+from tests.targets import (
+    Banana,
+    DoubleWell,
+    Funnel,
+    GaussianTarget,
+    HalfSpace,
+    LogisticTarget,
+    PoissonTarget,
+    pick,
+)
 
 FAMILIES = list(all_families().values())
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -108,10 +117,71 @@ def test_a_start_that_is_nowhere_finite_is_an_error():
         fit(target, start(FullGaussian, 2))
 
 
+class Analytic:
+    """A one-dimensional log density with its first two derivatives."""
+
+    dim = 1
+
+    def __init__(self, *functions):
+        self.functions = functions
+
+    def log_density(self, draws):
+        return self.functions[0](draws[:, 0])
+
+    def evaluate(self, draws, curvature):
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, first, second = (function(draws[:, 0]) for function in self.functions)
+        return Evaluation(value, first[:, np.newaxis], pick(second[:, None, None], curvature))
+
+
+def test_walls_steeper_than_any_gaussian():
+    """A box with soft walls: steps on a few draws must not lead out of it."""
+    box = Analytic(lambda x: -(x**20), lambda x: -20 * x**19, lambda x: -380 * x**18)
+    result = fit(box, starting_member(FullGaussian, np.array([0.7]), None), max_evaluations=5000)
+    assert abs(result.q.mean[0]) + np.sqrt(result.q.variance[0]) < 1
+    assert result.status != "converged" or abs(result.q.mean[0]) < 0.1
+
+
+@pytest.mark.parametrize("start_at", [0.0, -30.0])
+def test_a_count_of_a_million(start_at):
+    """Log rate with a flat prior: the first step is a millionth of what the curvature asks for."""
+    count = Analytic(lambda x: 1e6 * x - np.exp(x), lambda x: 1e6 - np.exp(x), lambda x: -np.exp(x))
+    result = fit(count, starting_member(FullGaussian, np.array([start_at]), None))
+    assert result.status == "converged"
+    assert result.q.mean[0] == pytest.approx(np.log(1e6), abs=1e-4)
+    assert result.q.variance[0] == pytest.approx(1e-6, rel=0.02)
+
+
+def test_stein_warms_up_in_many_dimensions():
+    target = GaussianTarget(np.full(20, 300.0), np.eye(20))
+    result = fit(target, start(FullGaussian, 20), estimator=Stein())
+    assert result.status == "converged"
+    assert result.q.kl(target.optimum(FullGaussian)) < 1e-8
+
+
+@pytest.mark.parametrize("bend", [0.5, 2.0])
+def test_a_slow_iteration_is_not_taken_for_settled(bend):
+    """The mean of the first component is 0; a fit that claims to have converged is near it."""
+    first = starting_member(FullGaussian, np.array([0.7, 0.7]), None)
+    results = [fit(Banana(bend), first, seed=seed, max_evaluations=20_000) for seed in range(10)]
+    errors = [r.q.mean[0] / np.sqrt(r.q.variance[0]) for r in results if r.status == "converged"]
+    assert sum(abs(error) > 0.06 for error in errors) <= 1
+
+
+def test_a_funnel_is_not_taken_for_settled():
+    results = [
+        fit(Funnel(), start(FullGaussian, 5), seed=seed, max_evaluations=20_000)
+        for seed in range(10)
+    ]
+    errors = [(r.q.mean[0] - Funnel.mean) / Funnel.sd for r in results if r.status == "converged"]
+    assert sum(abs(error) > 0.06 for error in errors) <= 1
+
+
 def test_budgets():
     target = LogisticTarget.random(4, 60, seed=2)
     by_evaluations = fit(target, start(FullGaussian, 4), accuracy=1e-4, max_evaluations=3000)
     assert by_evaluations.status == "max_evaluations"
+    assert by_evaluations.state.evaluations <= 3000
     by_iterations = fit(target, start(FullGaussian, 4), n=3)
     assert by_iterations.status == "max_iterations"
     assert by_iterations.state.iteration == 3

@@ -36,6 +36,21 @@ def test_fourth_moments_fall_short_by_a_known_factor_that_balancing_removes(dim,
         assert (np.abs(found.mean(axis=0) - factor * normal) / error).max() < 4.5
 
 
+@pytest.mark.parametrize(("dim", "pairs"), [(3, 64), (10, 64)])
+def test_fourth_moments_of_balanced_sobol_blocks(dim, pairs):
+    """Nearly right, and with little more than half the spread of one block of as many pairs."""
+    rng = np.random.default_rng(2)
+    balanced, plain = (
+        [np.square(np.square(draw(rng)).sum(axis=1)).mean() / (dim * (dim + 2)) for _ in range(300)]
+        for draw in (
+            lambda rng: designs.balanced(pairs, dim, rng),
+            lambda rng: designs.block(2 * pairs, dim, rng),
+        )
+    )
+    assert abs(np.mean(balanced) - 1) < 0.02
+    assert np.std(balanced) < 0.6 * np.std(plain)
+
+
 def test_fewer_pairs_than_dimensions_are_orthogonal():
     z = designs.block(3, 7, np.random.default_rng(0))[:3]
     np.testing.assert_allclose(z @ z.T, 7 * np.eye(3), atol=1e-12)

@@ -9,8 +9,13 @@ import pytest
 
 from pymc_ngvi import estimators
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Evaluation, Stein
-from pymc_ngvi.families import FullGaussian, all_families
+from pymc_ngvi.estimators import BonnetPrice, Estimate, Evaluation, Stein, decouple
+from pymc_ngvi.families import (
+    CentredDiagonalGaussian,
+    DiagonalGaussian,
+    FullGaussian,
+    all_families,
+)
 from tests.targets import GaussianTarget, HalfSpace, LogisticTarget
 
 FAMILIES = list(all_families().values())
@@ -186,3 +191,33 @@ def test_diagonal_families_ask_for_the_diagonal_only():
         BonnetPrice()(target, member(family), 2, np.random.default_rng(11))
     Stein()(target, member(FullGaussian), 2, np.random.default_rng(11))
     assert asked == [family.curvature for family in FAMILIES] + ["none"]
+
+
+class TestCoupled:
+    """The whole Hessian for a family that needs its diagonal only."""
+
+    def test_newton_step_finds_the_mean_of_a_correlated_gaussian_at_once(self):
+        target = GaussianTarget.random(4, 1e4, seed=3)
+        q = DiagonalGaussian.from_mean_precision(np.zeros(4), np.ones(4))
+        estimate = BonnetPrice(coupled=True)(target, q, 8, np.random.default_rng(0))
+        np.testing.assert_allclose(estimate.coupling, -target.precision)
+        np.testing.assert_allclose(estimate.hessian, -target.precision.diagonal())
+        (decoupled,) = decouple([estimate], estimate.coupling)
+        stepped = q.mix(decoupled.gradient, decoupled.hessian, 1.0)
+        assert stepped.kl(target.optimum(DiagonalGaussian)) < 1e-10
+        slow = q.mix(estimate.gradient, estimate.hessian, 1.0)
+        assert slow.kl(target.optimum(DiagonalGaussian)) > 1
+
+    def test_an_indefinite_hessian_gives_an_ascent_direction(self):
+        coupling = np.array([[-1.0, 3.0], [3.0, -1.0]])
+        estimate = Estimate(np.array([1.0, 2.0]), coupling.diagonal(), 0.0, 0.0, 1, coupling)
+        (decoupled,) = decouple([estimate], coupling)
+        assert decoupled.gradient @ estimate.gradient > 0
+
+    @pytest.mark.parametrize("family", [FullGaussian, CentredDiagonalGaussian])
+    def test_families_without_use_for_it_are_left_alone(self, family):
+        target = GaussianTarget.random(3, 10, seed=1)
+        precision = np.eye(3) if family.curvature == "full" else np.ones(3)
+        q = family.from_mean_precision(np.zeros(3), precision)
+        estimate = BonnetPrice(coupled=True)(target, q, 4, np.random.default_rng(0))
+        assert estimate.coupling is None

@@ -1,0 +1,244 @@
+"""Write RESULTS.md from the measurements in benchmarks/results."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+Row = dict[str, str]
+
+# The table of the prototype: evaluations, ELBO, its standard error, KL/d.
+PROTOTYPE = {
+    "kidscore_momiq": (1569, -1881.668, 0.001, 0.0003),
+    "kilpisjarvi": (1505, -103.250, 0.003, 0.0008),
+    "mesquite": (1729, -277.904, 0.007, 0.002),
+    "nes1972": (1441, -2738.841, 0.001, 0.0003),
+    "sblrc": (1761, -194.996, 0.003, 0.0005),
+    "eight_schools_centered": (1473, -32.67, 0.007, 1.1),
+    "eight_schools_noncentered": (1713, -31.515, 0.004, 0.034),
+    "diamonds": (1585, 3190.594, 0.001, 0.0007),
+    "arK": (1777, 58.566, 0.003, 0.0002),
+    "gp_regr": (1665, -27.568, 0.002, 0.0002),
+    "low_dim_gauss_mix": (1505, -2115.687, 0.001, 0.0003),
+    "garch11": (1457, -450.513, 0.010, 0.07),
+}
+HARD = ("eight_schools_centered", "eight_schools_noncentered")
+LINES = {"pymc6": "PyMC 6", "pymc5": "PyMC 5"}
+
+
+def write(results: Path) -> None:
+    """Write RESULTS.md beside the folder of measurements."""
+    sections = [
+        _INTRODUCTION,
+        *(_engine(read(results / f"engine-{line}.csv"), name) for line, name in LINES.items()),
+        _peers(read(results / "engine-pymc6.csv"), read(results / "peers-pymc6.csv")),
+        _calibration(read(results / "calibration-pymc6.csv")),
+        _untuned(read(results / "untuned-pymc6.csv")),
+        _families(read(results / "families-pymc6.csv")),
+    ]
+    (results.parent / "RESULTS.md").write_text("\n\n".join(filter(None, sections)) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows of a CSV file; none where it does not exist."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _groups(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[tuple(row[key] for key in keys)].append(row)
+    return grouped
+
+
+def _numbers(rows: Sequence[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row[column] not in ("", "nan")]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float], form: Callable[[float], str]) -> str:
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _small(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def _share(rows: Sequence[Row]) -> str:
+    warned = sum(bool(row["warned"]) for row in rows)
+    return f"{warned} of {len(rows)}" if warned else "none"
+
+
+_INTRODUCTION = """# Measured
+
+Everything here is written by `python benchmarks/run.py table` from `benchmarks/results/*.csv`, and
+measured by the other commands of `benchmarks/run.py`, named at each table. They need a clone of
+[posteriordb](https://github.com/stan-dev/posteriordb) (`--posteriordb PATH`, or the environment
+variable POSTERIORDB), and for the untuned models the draws of NUTS, which they make and keep.
+
+An evaluation is the log density with its gradient and Hessian at one draw. ELBOs are means of
+log p - log q over 4,000 fresh draws, the same for every fit of a model. KL/d is
+KL(N(m, S), q) / d on the unconstrained space, with m and S the moments of the reference draws; it
+is not what VI minimises, and a poorer ELBO can show a smaller one. Times are of one shared core."""
+
+
+def _engine(rows: list[Row], line: str) -> str:
+    if not rows:
+        return ""
+    lines = []
+    for (name,), group in _groups(rows, "model").items():
+        spent, elbo, error, divergence = PROTOTYPE[name]
+        elbos, divergences = _numbers(group, "elbo"), _numbers(group, "kl_per_dim")
+        slack = 0.05 if name in HARD else 0.02 + 2 * max(error, *_numbers(group, "elbo_se"))
+        budget = 20_000 if name in HARD else 2_000
+        held = {
+            "ELBO": min(elbos) >= elbo - slack,
+            "KL": name in HARD or max(divergences) <= max(1.5 * divergence, 0.001),
+            "evaluations": max(_numbers(group, "evaluations")) <= budget,
+        }
+        missed = ", ".join(what for what, ok in held.items() if not ok)
+        lines.append(
+            (
+                f"{name} ({group[0]['dim']})",
+                _range(_numbers(group, "evaluations"), "{:.0f}".format),
+                spent,
+                f"{median(_numbers(group, 'fit_s')):.2g}",
+                _range(elbos, "{:.3f}".format),
+                f"{elbo} ({error})",
+                _range(divergences, _small),
+                divergence,
+                _range(_numbers(group, "khat"), "{:.2f}".format),
+                _share(group),
+                missed or "yes",
+            )
+        )
+    header = ("model (d)", "evaluations", "prototype's", "fit s", "ELBO", "prototype's (s.e.)")
+    header += ("KL/d", "prototype's", "k-hat", "warned", "holds")
+    return f"""## The posteriors of posteriordb, {line}
+
+`python benchmarks/run.py engine --posteriordb PATH`: default settings, from PyMC's initial point, 5
+seeds. "Holds" is against the prototype: the ELBO no lower by more than 0.02 nats and two standard
+errors (eight schools: 0.05 nats of its long run), KL/d at most 1.5 times its own or 0.001, at most
+2,000 evaluations (eight schools: 20,000).
+
+{_table(header, lines)}"""
+
+
+def _peers(ours: list[Row], rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    by_model, engine = _groups(rows, "model", "peer"), _groups(ours, "model")
+    lines = []
+    for (name,), group in engine.items():
+        cells = [
+            f"{mean(_numbers(group, 'elbo')):.2f}",
+            _range(_numbers(group, "kl_per_dim"), _small),
+        ]
+        for peer in peers:
+            found = by_model.get((name, peer), [])
+            values = _numbers(found, "kl_per_dim")
+            failed = len(found) - len(values)
+            cells.append(
+                (f"{max(_numbers(found, 'elbo')):.2f}; {_range(values, _small)}" if values else "")
+                + (f" ({failed} failed)" if failed else "")
+            )
+        lines.append((name, f"{cells[0]}; {cells[1]}", *cells[2:]))
+    return f"""## Against ADVI
+
+`python benchmarks/run.py peers --posteriordb PATH`: PyMC's `advi` and `fullrank_advi` at 30,000
+iterations, at their default optimiser and with Adam at 0.01, 2 seeds. Each cell is the ELBO (of the
+better seed; higher is better) and the KL/d of all seeds.
+
+{_table(("model", "ngvi", *peers), lines)}"""
+
+
+def _calibration(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        (
+            row["model"],
+            row["accuracy"],
+            f"{float(row['within']):.1%}",
+            f"{float(row['largest']):.2g}",
+            f"{row['converged']} of 100",
+            f"{float(row['evaluations']):.0f}",
+        )
+        for row in rows
+    ]
+    header = ("model", "accuracy", "errors below it", "largest error", "converged", "evaluations")
+    return f"""## Is the accuracy what it says?
+
+`python benchmarks/run.py calibration --posteriordb PATH`: 100 seeds each; the error of every mean,
+in posterior standard deviations, against a fit with an accuracy of 0.0002. At least 90% of the
+errors should be below the accuracy. Evaluations are the median; a fit that does not converge
+stopped at its budget of 20,000, and said so.
+
+{_table(header, lines)}"""
+
+
+def _untuned(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    lines = []
+    for (name,), group in _groups(rows, "model").items():
+        worst = max(group, key=lambda row: float(row["worst_error"]))
+        lines.append(
+            (
+                f"{name} ({group[0]['dim']})",
+                _range(_numbers(group, "evaluations"), "{:.0f}".format),
+                f"{median(_numbers(group, 'fit_s')):.2g}",
+                ", ".join(sorted({row["status"] for row in group})),
+                _range(_numbers(group, "khat"), "{:.2f}".format),
+                f"{float(worst['worst_error']):.2f} ({worst['worst']})",
+                f"{min(_numbers(group, 'within')):.0%}",
+                _share(group),
+            )
+        )
+    header = ("model (d)", "evaluations", "fit s", "status", "k-hat", "largest error of a mean")
+    header += ("means within 0.15", "warned")
+    return f"""## Models no one tuned for, against NUTS
+
+`python benchmarks/run.py untuned --cache FOLDER`: 3 seeds; errors of posterior means on the model's
+own scale, deterministics included, in the standard deviations of NUTS (4 chains, R-hat below 1.01,
+no divergences). The Lotka-Volterra model's initial point overflows; NUTS was started at the truth.
+
+{_table(header, lines)}"""
+
+
+def _families(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        (
+            name,
+            variant,
+            _range(_numbers(group, "evaluations"), "{:.0f}".format),
+            ", ".join(sorted({row["status"] for row in group})),
+            _range(_numbers(group, "elbo"), "{:.3f}".format),
+            _range(_numbers(group, "kl_per_dim"), _small),
+            _range(_numbers(group, "khat"), "{:.2f}".format),
+            _share(group),
+        )
+        for (name, variant), group in _groups(rows, "model", "variant").items()
+    ]
+    header = ("model", "variant", "evaluations", "status", "ELBO", "KL/d", "k-hat", "warned")
+    return f"""## Mean-field, and gradients only
+
+`python benchmarks/run.py families --posteriordb PATH`: 3 seeds. Mean-field ignores correlations,
+and its fits are flagged where that matters; `estimator="stein"` needs no second derivatives.
+
+{_table(header, lines)}"""

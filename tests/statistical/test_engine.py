@@ -1,0 +1,122 @@
+"""The engine's promises over many seeds: its accuracy, its noise, its way out of bad starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pymc_ngvi.algorithm import State, drive
+from pymc_ngvi.auto import Engine, starting_member
+from pymc_ngvi.diagnostics import fresh_log_ratios
+from pymc_ngvi.estimators import BonnetPrice, Stein
+from pymc_ngvi.families import DiagonalGaussian, FullGaussian
+from pymc_ngvi.guards import lin
+from pymc_ngvi.projections import Identity
+from tests.targets import LogisticTarget, PoissonTarget
+
+pytestmark = pytest.mark.slow
+
+TARGETS = {
+    "logistic": LogisticTarget.random(4, 60, seed=2),
+    "few_data": LogisticTarget.random(3, 8, seed=5),
+    "poisson": PoissonTarget(),
+}
+
+
+def fit(target, *, accuracy, seed, family=FullGaussian, estimator=None, start=None, budget=200_000):
+    q = starting_member(family, np.zeros(target.dim) if start is None else start, None)
+    engine = Engine(
+        target,
+        estimator=estimator or BonnetPrice(),
+        guard=lin,
+        projection=Identity(),
+        accuracy=accuracy,
+        max_evaluations=budget,
+        rng=np.random.default_rng(seed),
+    )
+    return drive(engine.fit(State(q), 10_000), State(q))
+
+
+@pytest.fixture(scope="module")
+def optima():
+    return {
+        (name, family): fit(target, accuracy=3e-4, seed=999, family=family, budget=2_000_000).q
+        for name, target in TARGETS.items()
+        for family in (FullGaussian, DiagonalGaussian)
+    }
+
+
+@pytest.mark.parametrize("accuracy", [0.1, 0.02, 0.005])
+@pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", TARGETS)
+def test_nine_errors_in_ten_are_within_the_accuracy(name, family, accuracy, optima):
+    best = optima[name, family]
+    means, log_sds = [], []
+    for seed in range(100):
+        result = fit(TARGETS[name], accuracy=accuracy, seed=seed, family=family)
+        assert result.status == "converged"
+        means.append(np.abs(result.q.mean - best.mean) / np.sqrt(best.variance))
+        log_sds.append(np.abs(np.log(result.q.variance / best.variance)) / 2)
+    assert np.mean(np.array(means) < accuracy) >= 0.9
+    assert np.mean(np.array(log_sds) < accuracy) >= 0.9
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson"])
+def test_stein_keeps_the_accuracy_too(name, optima):
+    best = optima[name, FullGaussian]
+    errors = [
+        np.abs(fit(TARGETS[name], accuracy=0.05, seed=seed, estimator=Stein()).q.mean - best.mean)
+        / np.sqrt(best.variance)
+        for seed in range(50)
+    ]
+    assert np.mean(np.array(errors) < 0.05) >= 0.9
+
+
+def test_far_starts_come_to_the_same_optimum(optima):
+    target, best = TARGETS["logistic"], optima["logistic", FullGaussian]
+    rng = np.random.default_rng(0)
+    for seed in range(40):
+        start = rng.normal(scale=10.0 ** rng.uniform(0, 2), size=4)
+        result = fit(target, accuracy=0.02, seed=seed, start=start)
+        assert result.status == "converged"
+        assert result.q.kl(best) < 0.01
+
+
+@pytest.fixture(scope="module")
+def posteriordb():
+    folder = os.environ.get("POSTERIORDB")
+    if not folder:
+        pytest.skip("POSTERIORDB names no folder with posteriordb's data and draws")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import posteriordb
+
+    return posteriordb, posteriordb.find_database(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "elbo", "divergence"),
+    [("kidscore_momiq", -1881.668, 0.0003), ("mesquite", -277.904, 0.002), ("arK", 58.566, 0.0002)],
+)
+def test_posteriors_of_posteriordb(name, elbo, divergence, posteriordb):
+    """Against the prototype's table; `benchmarks/run.py engine` does all of it."""
+    import pymc_ngvi as ngvi
+
+    module, database = posteriordb
+    from references import kl_per_dimension
+
+    entry = module.POSTERIORS[name]
+    model = entry.model(database)
+    inference = ngvi.NGVI(model=model, backend="interpreted")
+    approx = inference.fit(random_seed=1, progressbar=False)
+    assert approx.report.status == "converged"
+    assert approx.report.evaluations <= 2000
+    ratios = fresh_log_ratios(inference._target, approx.gaussian, np.random.default_rng(0), 1000)
+    error = ratios.std() / np.sqrt(len(ratios))
+    assert ratios.mean() > elbo - 0.02 - 2 * error
+    draws = entry.unconstrained_draws(database, model)
+    found = kl_per_dimension(draws, approx.gaussian.mean, approx.gaussian.covariance)
+    assert found <= max(1.5 * divergence, 0.001)

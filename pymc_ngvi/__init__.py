@@ -6,11 +6,14 @@ The core (families, estimators, schedules, projections, guards, algorithm, theor
 SciPy only and can be used on any log density with derivatives.
 """
 
-from pymc_ngvi import schedules, theory
+from pymc_ngvi import plots, schedules, theory
 from pymc_ngvi._version import __version__
+from pymc_ngvi.approximation import load
+from pymc_ngvi.comparison import compare, loo
 from pymc_ngvi.errors import (
     BudgetSpent,
     DomainError,
+    FileFormatError,
     NGVIError,
     NonFiniteError,
     ScheduleError,
@@ -32,6 +35,7 @@ __all__ = [
     "DiagonalGaussian",
     "DomainError",
     "EigenvalueBounds",
+    "FileFormatError",
     "FullGaussian",
     "Identity",
     "LinearRegression",
@@ -43,7 +47,11 @@ __all__ = [
     "Subsampling",
     "UnreliableFit",
     "__version__",
+    "compare",
     "fit_ngvi",
+    "load",
+    "loo",
+    "plots",
     "register",
     "schedules",
     "theory",

@@ -53,6 +53,86 @@ def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64],
     return np.asarray(log_weights), float(khat)
 
 
+def group_names(data: Any) -> list[str]:
+    """Names of the groups of an InferenceData or a DataTree; none of anything else."""
+    groups = getattr(data, "groups", ())
+    names = groups() if callable(groups) else groups
+    return [str(name).strip("/") for name in names]
+
+
+def loo_from_draws(data: Any, var_name: str) -> Any:
+    """PSIS-LOO of ArviZ, pointwise, for draws from the posterior itself."""
+    from arviz import loo
+
+    return loo(data, pointwise=True, var_name=var_name)
+
+
+def loo_from_approximation(data: Any, var_name: str) -> Any:
+    r"""PSIS-LOO, pointwise, for draws from an approximation with `lp` and `log_q`.
+
+    The ratios of leaving observation i out are :math:`p / (q\, p(y_i \mid \theta))`. ArviZ 1 has
+    this; for ArviZ 0 it is put together here from the same parts.
+    """
+    log_p, log_q = data["sample_stats"]["lp"], data["sample_stats"]["log_q"]
+    if PYMC_6:
+        from arviz import loo_approximate_posterior
+
+        return loo_approximate_posterior(data, log_p, log_q, pointwise=True, var_name=var_name)
+    from arviz import psislw
+    from arviz.stats.stats_utils import ELPDData
+    from scipy.special import logsumexp
+
+    pointwise = data["log_likelihood"][var_name].stack(__sample__=("chain", "draw"))
+    correction = (log_p - log_q).stack(__sample__=("chain", "draw"))
+    log_weights, pareto_k = psislw(-pointwise + (correction - correction.max()))
+    n = pointwise.sizes["__sample__"]
+    elpd_i = (log_weights + pointwise).reduce(logsumexp, "__sample__")
+    density_i = pointwise.reduce(logsumexp, "__sample__") - np.log(n)
+    good_k = min(1 - 1 / np.log10(n), 0.7)
+    contents = {
+        "elpd_loo": float(elpd_i.sum()),
+        "se": float(np.sqrt(elpd_i.size * elpd_i.var())),
+        "p_loo": float((density_i - elpd_i).sum()),
+        "n_samples": n,
+        "n_data_points": elpd_i.size,
+        "warning": bool((pareto_k > good_k).any()),
+        "loo_i": elpd_i.rename("loo_i"),
+        "pareto_k": pareto_k,
+        "scale": "log",
+        "good_k": good_k,
+    }
+    return ELPDData(data=list(contents.values()), index=list(contents))
+
+
+def compare_elpds(elpds: Mapping[str, Any], method: str) -> Any:
+    """ArviZ's table of models, with numbers as they are."""
+    from arviz import compare
+
+    return compare(dict(elpds), method=method, **({"round_to": "none"} if PYMC_6 else {}))
+
+
+def density_estimate(values: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Estimate the density of values (n,) by ArviZ's kernel: where, and how much."""
+    if PYMC_6:
+        from arviz_stats.base import array_stats
+
+        grid, density, *_ = array_stats.kde(values)
+    else:
+        from arviz import kde
+
+        grid, density = kde(values)
+    return np.asarray(grid), np.asarray(density)
+
+
+def is_elpd(data: Any) -> bool:
+    """Whether this is what ArviZ's `loo` returns."""
+    if PYMC_6:
+        from arviz import ELPDData
+    else:
+        from arviz.stats.stats_utils import ELPDData
+    return isinstance(data, ELPDData)
+
+
 def interpreted_mode() -> Mode:
     """PyTensor mode that runs a graph in NumPy and compiles nothing.
 

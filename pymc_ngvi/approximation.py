@@ -7,6 +7,7 @@ hand in double precision and is what :meth:`GaussianApproximation.sample` draws 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,17 +15,28 @@ from typing import Any, ClassVar
 import numpy as np
 import pymc
 import pytensor
-import xarray
 from numpy.typing import NDArray
 from pymc.variational.approximations import FullRank, FullRankGroup, MeanField, MeanFieldGroup
 from pymc.variational.opvi import Group
 from pytensor.compile.sharedvalue import SharedVariable
 
+from pymc_ngvi import storage
 from pymc_ngvi._linalg import lower_factor_of_gram
+from pymc_ngvi.algorithm import Info
+from pymc_ngvi.diagnostics import Report
+from pymc_ngvi.draws import DrawTransform
 from pymc_ngvi.families import Gaussian
-from pymc_ngvi.inferencedata import DrawTransform, to_inference_data, to_multitrace
+from pymc_ngvi.inferencedata import (
+    fit_dataset,
+    scalar_attributes,
+    to_inference_data,
+    to_multitrace,
+    trace_dataset,
+)
 from pymc_ngvi.layout import Layout
 from pymc_ngvi.schedules import check_count
+from pymc_ngvi.warmstart import nuts_keywords
+from pymc_ngvi.weighing import POOL, check_importance, resample, weigh
 
 Array = NDArray[np.float64]
 
@@ -53,6 +65,10 @@ class GaussianApproximation:
         Negative ELBO of each iteration.
     report : Report or None
         How the fit went.
+    history : list of Info
+        What happened in each iteration.
+    seed : int or other
+        The `random_seed` of the fit.
 
     Notes
     -----
@@ -81,7 +97,9 @@ class GaussianApproximation:
             )
         super().__init__(model=model, initial_point=initial_point)  # type: ignore[call-arg]
         self.hist: Array = np.empty(0)
-        self.report: Any = None
+        self.report: Report | None = None
+        self.history: list[Info] = []
+        self.seed: Any = None
         self._transform: DrawTransform | None = None
         self.set_gaussian(gaussian)
 
@@ -108,6 +126,9 @@ class GaussianApproximation:
         model: pymc.Model | None = None,
         random_seed: Any = None,
         return_inferencedata: bool = True,
+        log_likelihood: bool = False,
+        importance: str | None = None,
+        replace: bool = False,
         include_transformed: bool = False,
         coords: Mapping[str, Any] | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
@@ -121,9 +142,20 @@ class GaussianApproximation:
         model : pymc.Model, optional
             Compute variables by another model than the fitted one, with the same free variables.
         random_seed : int, sequence of int, numpy.random.Generator or None
-            The same seed gives the same draws; with more of them, the first ones stay.
+            The same seed gives the same draws; with more of them, the first ones stay unless they
+            are resampled.
         return_inferencedata : bool
             False returns PyMC's ``MultiTrace``, with all unconstrained variables.
+        log_likelihood : bool
+            Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
+            :func:`pymc_ngvi.compare`.
+        importance : {None, "psis", "resample"}
+            None takes the draws as they come. "psis" asks for importance weights that can be used:
+            `log_weight` in the group `sample_stats`, with a warning where k-hat says that they
+            cannot. "resample" makes ten times as many draws and chooses among them by these
+            weights, so that the result needs none.
+        replace : bool
+            Resample with replacement.
         include_transformed : bool
             Include the unconstrained variables in the posterior, under PyMC's names for them.
         coords, dims : mapping, optional
@@ -136,23 +168,123 @@ class GaussianApproximation:
 
         Notes
         -----
-        Works inside and outside the context of the model. Deterministics are computed from the
-        data the model holds now, so they follow ``pm.set_data``.
+        Works inside and outside the context of the model. Deterministics and densities are
+        computed from the data the model holds now, so they follow ``pm.set_data``.
+
+        The group `sample_stats` tells of each draw the log density `lp` of the model and `log_q` of
+        the approximation, both on the unconstrained scale, and the smoothed and normalised
+        `log_weight`, the logarithm of their ratio. After resampling the weights are equal.
         """
         n = check_count("draws", draws)
+        check_importance(importance, replace=replace)
+        if not return_inferencedata and (log_likelihood or importance == "psis"):
+            raise ValueError(
+                "a MultiTrace has no place for weights and log-likelihoods: return InferenceData "
+                '(weights can do without, by importance="resample")'
+            )
         rng = as_generator(random_seed)
-        flat = self._draw_flat(n, rng)
         transform = self._transform_for(self.model if model is None else model)
-        values = transform(flat, rng)
+        if importance is None and not return_inferencedata:
+            return to_multitrace(transform(self._draw_flat(n, rng), rng), transform)
+        if importance == "resample":
+            pool = weigh(self.gaussian, self._draw_flat(n * POOL, rng), transform, required=True)
+            weighed = resample(pool, n, rng, replace=replace)
+        else:
+            required = log_likelihood or importance is not None
+            weighed = weigh(self.gaussian, self._draw_flat(n, rng), transform, required=required)
+        if importance is not None:
+            weighed.warn_if_unreliable()
+        values = transform(weighed.draws, rng)
         if not return_inferencedata:
             return to_multitrace(values, transform)
         return to_inference_data(
             values,
             model=transform.model,
-            fit=self._fit_dataset(),
+            layout=self.layout,
             include_transformed=include_transformed,
             coords=coords,
             dims=dims,
+            sample_stats=weighed.statistics,
+            log_likelihood=transform.log_likelihood(weighed.draws) if log_likelihood else None,
+            attrs={
+                "posterior": self._attributes(random_seed),
+                "sample_stats": weighed.attributes | {"importance": importance or "none"},
+            },
+            others={
+                "fit": fit_dataset(self.gaussian, self.layout),
+                "fit_trace": trace_dataset(self.history),
+            },
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to a netCDF file: the Gaussian, the history and the report.
+
+        :func:`pymc_ngvi.load` reads it, given the model. An existing file is replaced only when
+        the new one is complete.
+
+        Parameters
+        ----------
+        path : str or path
+        """
+        # A generator has gone on since, and is no seed any more.
+        numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
+        fit = storage.SavedFit(
+            gaussian=self.gaussian,
+            names=list(self.layout.names),
+            shapes={block.name: block.shape for block in self.layout},
+            losses=np.asarray(self.hist, dtype=np.float64),
+            history=self.history,
+            report=self.report,
+            seed=np.asarray(self.seed).tolist() if numbers else None,
+        )
+        storage.write(path, fit)
+
+    def nuts_kwargs(
+        self,
+        *,
+        chains: int = 4,
+        tune: int = 200,
+        random_seed: Any = None,
+        sampler: str = "pymc",
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Keywords for ``pm.sample`` that let NUTS start from this fit.
+
+        Chains start at draws of the approximation and move in the metric of its covariance, so
+        that little tuning is left.
+
+        Parameters
+        ----------
+        chains : int
+            Number of chains, each with a start of its own.
+        tune : int
+            Tuning steps: the step size only is tuned, in place of PyMC's 1000 steps.
+        random_seed : int, sequence of int, numpy.random.Generator or None
+            Of the starts.
+        sampler : {"pymc", "nutpie"}
+            For nutpie, with PyMC 6 only, there is a start but no metric: it adapts its own, and
+            wants more tuning.
+        **options
+            Of ``pm.NUTS``, such as `target_accept`.
+
+        Returns
+        -------
+        dict
+            For ``pm.sample(**approx.nuts_kwargs())``, in the context of the model.
+
+        Notes
+        -----
+        The metric is not adapted. Where the fit is unreliable it may be a poor one, and NUTS
+        from scratch the better choice; the draws are right with either.
+        """
+        n = check_count("chains", chains)
+        rng = as_generator(random_seed)
+        values = self._transform_for(self.model)(self._draw_flat(n, rng), rng)
+        names = [variable.name for variable in self.model.free_RVs]
+        starts = [{name: values[name][chain] for name in names} for chain in range(n)]
+        tune = check_count("tune", tune)
+        return nuts_keywords(
+            self.model, self.gaussian, starts, sampler=sampler, tune=tune, **options
         )
 
     @cached_property
@@ -161,14 +293,13 @@ class GaussianApproximation:
         ordering = self.groups[0].ordering
         return Layout(self.model, {name: np.empty(entry[2]) for name, entry in ordering.items()})
 
-    def _fit_dataset(self) -> xarray.Dataset:
-        """Return the Gaussian itself, by the names of the unconstrained components."""
-        dims = ("parameter", "parameter_bis")[: self.gaussian.covariance.ndim]
-        spread = "covariance" if len(dims) == 2 else "variance"
-        return xarray.Dataset(
-            {"mean": (dims[:1], self.gaussian.mean), spread: (dims, self.gaussian.covariance)},
-            coords={dim: list(self.layout.names) for dim in dims},
-            attrs={"family": self.gaussian.name},
+    def _attributes(self, draws_seed: Any) -> dict[str, Any]:
+        """Describe the fit, and the seeds where they are numbers, for the posterior group."""
+        seeds = {"seed": self.seed, "draws_seed": draws_seed}
+        return (
+            {"family": self.gaussian.name, "model_name": self.model.name}
+            | ({} if self.report is None else scalar_attributes(self.report))
+            | {name: seed for name, seed in seeds.items() if isinstance(seed, int | np.integer)}
         )
 
     def _draw_flat(self, n: int, rng: np.random.Generator) -> Array:
@@ -269,6 +400,42 @@ def create_approximation(
     """
     kind = NGVIMeanField if gaussian.factorised else NGVIFullRank
     return kind(model, gaussian, initial_point=initial_point)
+
+
+def load(
+    path: str | os.PathLike[str], model: pymc.Model | None = None
+) -> NGVIMeanField | NGVIFullRank:
+    """Read an approximation that `save` wrote.
+
+    Nothing is executed from the file. The same seed gives the same draws as before.
+
+    Parameters
+    ----------
+    path : str or path
+    model : pymc.Model, optional
+        The model that was fitted, which the file does not hold; that of the context by default.
+
+    Returns
+    -------
+    NGVIFullRank or NGVIMeanField
+
+    Raises
+    ------
+    FileFormatError
+        The file is something else, or damaged.
+    ValueError
+        The model's free variables are not those of the fit, and how they differ.
+    """
+    model = pymc.modelcontext(model)
+    saved = storage.read(path)
+    point = model.initial_point(0)
+    saved.check_layout(Layout(model, point))
+    approx = create_approximation(model, saved.gaussian, initial_point=point)
+    approx.hist = saved.losses
+    approx.history = saved.history
+    approx.report = saved.report
+    approx.seed = saved.seed
+    return approx
 
 
 def covariance_factor(gaussian: Gaussian) -> Array:

@@ -57,6 +57,10 @@ class ScheduleError(NGVIError, ValueError):
     """A step size outside (0, 1], or a sample size that is no positive integer."""
 
 
+class FileFormatError(ValueError):
+    """A file is no saved approximation, or is damaged."""
+
+
 class UnreliableFit(UserWarning):
     """The fit is not close to the posterior: no Gaussian of its family is."""
 

@@ -243,6 +243,8 @@ class Fit:
         self.state = result.state
         self.approx.set_gaussian(result.q)
         self.approx.hist = self._losses() if self.score else np.empty(0)
+        self.approx.history = list(self.history)
+        self.approx.seed = self.options.random_seed
         self.fit_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         cut_short = result.status in ("failed", "interrupted")

@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from pymc_ngvi._compat import pareto_smooth
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+#: Of fewer draws the largest fifth is no tail to which a Pareto distribution could be fitted.
+_FEWEST = 25
 
 #: Ratios that differ by less are equal but for rounding, and there is no tail to look at.
 _EQUAL = 1e-8
@@ -26,7 +30,7 @@ class Importance:
     khat : float
         Shape of the tail. Below 0.5 the Gaussian is close to the posterior and weighing its draws
         corrects what is missing, up to 0.7 weighing helps, and above it cannot be trusted.
-        Infinite where a ratio is.
+        Infinite where a ratio is, NaN where there are too few draws to tell.
     """
 
     log_weights: Array
@@ -41,7 +45,35 @@ class Importance:
             return cls(np.full(n, -np.log(n)), np.inf)
         if np.ptp(log_ratios[inside]) < _EQUAL:
             return cls(np.where(inside, -np.log(inside.sum()), -np.inf), 0.0)
+        if n < _FEWEST:
+            weights = np.exp(log_ratios - log_ratios.max())
+            with np.errstate(divide="ignore"):
+                return cls(np.log(weights / weights.sum()), np.nan)
         return cls(*pareto_smooth(log_ratios - log_ratios.max()))
+
+    def resample(self, n: int, rng: np.random.Generator, *, replace: bool = False) -> Indices:
+        """Choose n of the draws, each with a probability that grows with its weight.
+
+        Without replacement no draw appears twice, which keeps one of a large weight from taking
+        over, at the price of a bias that vanishes as there are more draws to choose from.
+
+        Returns
+        -------
+        array of int, (n,)
+            In the order of the draws, so that they stay independent of each other.
+        """
+        if replace:
+            weights = np.exp(self.log_weights)
+            return np.sort(rng.choice(weights.size, n, p=weights / weights.sum()))
+        available = int((self.log_weights > -np.inf).sum())
+        if available < n:
+            raise ValueError(
+                f"{n} draws cannot be chosen without replacement: only {available} of "
+                f"{self.log_weights.size} have any weight"
+            )
+        # The n largest of these keys are a weighted choice without replacement.
+        keys = self.log_weights + rng.gumbel(size=self.log_weights.size)
+        return np.sort(np.argpartition(-keys, n - 1)[:n])
 
     @property
     def ess(self) -> float:

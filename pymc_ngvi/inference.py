@@ -29,6 +29,7 @@ from pymc_ngvi.progress import ProgressBar
 from pymc_ngvi.schedules import check_count
 from pymc_ngvi.start import Start, resolve_starts
 from pymc_ngvi.target import Target, compile_target
+from pymc_ngvi.weighing import check_importance
 
 
 class NGVI(Inference):
@@ -108,6 +109,8 @@ class NGVI(Inference):
         include_transformed: bool = False,
         return_inferencedata: bool = False,
         draws: int = 1000,
+        log_likelihood: bool = False,
+        importance: str | None = None,
         **options: Any,
     ) -> Any:
         """Fit the approximation.
@@ -131,6 +134,10 @@ class NGVI(Inference):
             Return `draws` draws as InferenceData instead of the approximation.
         draws : int
             Number of these.
+        log_likelihood : bool
+            Include the log-likelihood of each observation in them.
+        importance : {None, "psis", "resample"}
+            What to do with their importance weights: see `sample` of the approximation.
         **options
             As in the constructor, except `family`; they hold for this fit.
 
@@ -139,6 +146,7 @@ class NGVI(Inference):
         NGVIFullRank, NGVIMeanField or InferenceData
         """
         n, draws = check_count("n", n), check_count("draws", draws)
+        check_importance(importance)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
         if (backend, compile_kwargs) not in ((None, None), self._compilation):
@@ -164,7 +172,13 @@ class NGVI(Inference):
             group.include_transformed = include_transformed
         if not return_inferencedata:
             return self.approx
-        return self.approx.sample(draws, random_seed=rng, include_transformed=include_transformed)
+        return self.approx.sample(
+            draws,
+            random_seed=rng,
+            log_likelihood=log_likelihood,
+            importance=importance,
+            include_transformed=include_transformed,
+        )
 
     def refine(
         self,

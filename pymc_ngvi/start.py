@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_fn
 from pymc.variational.opvi import Approximation
 
+from pymc_ngvi._compat import group_names
 from pymc_ngvi.errors import did_you_mean
 from pymc_ngvi.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.layout import Layout
@@ -154,7 +155,7 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
     """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
     if isinstance(start, Approximation):
         return _of_approximation(start, layout)
-    group = start["fit"] if "fit" in _group_names(start) else {}
+    group = start["fit"] if "fit" in group_names(start) else {}
     if not {"mean", "parameter"} <= set(group) | set(getattr(group, "coords", ())):
         return None
     _check_same(map(str, group["parameter"].values), layout.names, "start: the InferenceData's fit")
@@ -166,7 +167,7 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
 
 def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:
     """Return posterior means by variable, of an InferenceData from any sampler."""
-    if "posterior" not in _group_names(start):
+    if "posterior" not in group_names(start):
         raise TypeError(
             "start is a dict of values, a previous approximation or an InferenceData, "
             f"not {type(start).__name__}"
@@ -204,12 +205,6 @@ def _of_approximation(start: Approximation, layout: Layout) -> Gaussian:
     )
     mean = np.asarray(start.mean.eval(), float)
     return FullGaussian.from_mean_covariance(mean, np.asarray(start.cov.eval(), float))
-
-
-def _group_names(start: Any) -> list[str]:
-    groups = getattr(start, "groups", ())
-    names = groups() if callable(groups) else groups
-    return [str(name).strip("/") for name in names]
 
 
 def _by_name(values: Any, option: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 
+from pymc_ngvi import draws as draws_module
 from pymc_ngvi import inferencedata
+from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.approximation import (
     NGVIFullRank,
     NGVIMeanField,
@@ -297,7 +299,7 @@ def test_every_variable_is_what_pymc_computes_at_that_draw(name):
     approx = some_approximation(model)
     idata = approx.sample(40, random_seed=1, include_transformed=True)
     variables = model.unobserved_value_vars
-    mode = inferencedata.interpreted_mode()
+    mode = interpreted_mode()
     reference = model.compile_fn(
         variables, inputs=model.value_vars, mode=mode, on_unused_input="ignore", point_fn=False
     )
@@ -399,7 +401,7 @@ def test_draws_are_the_same_on_every_machine():
 def test_blocks_of_draws_give_the_same_values(monkeypatch):
     approx = some_approximation(simplices())
     whole = approx.sample(100, random_seed=1).posterior
-    monkeypatch.setattr(inferencedata, "_NUMBERS_PER_CALL", 100)
+    monkeypatch.setattr(draws_module, "_NUMBERS_PER_CALL", 100)
     blocks = approx.sample(100, random_seed=1).posterior
     for name in whole.data_vars:
         np.testing.assert_allclose(whole[name], blocks[name], rtol=1e-14)
@@ -462,7 +464,10 @@ def test_sample_stats_and_attributes_find_their_place():
     model = one_scalar()
     values = {"p": np.array([0.1, 0.2])}
     idata = inferencedata.to_inference_data(
-        values, model=model, sample_stats={"lp": np.zeros(2)}, attrs={"status": "converged"}
+        values,
+        model=model,
+        sample_stats={"lp": np.zeros(2)},
+        attrs={"posterior": {"status": "converged"}},
     )
     assert idata.sample_stats["lp"].dims == ("chain", "draw")
     assert idata.posterior.attrs["status"] == "converged"
@@ -497,6 +502,9 @@ def test_deterministics_follow_set_data():
     with model:
         pm.set_data({"X": new}, coords={"row": ["e", "f"]})
     after = approx.sample(5, random_seed=1)
+    # Two rows of predictors and four observations have no density.
+    assert list(after.sample_stats.data_vars) == ["log_q"]
+    assert "broadcast" in after.sample_stats.attrs["lp_missing"]
     intercept, slope, mean = values_of(after, "intercept", "slope", "mean")
     np.testing.assert_array_equal(values_of(before, "slope")[0], slope)
     np.testing.assert_allclose(mean, intercept[:, None] + slope @ new.T)

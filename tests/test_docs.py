@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
+import matplotlib
 import pymc as pm
 import pytensor
 
@@ -34,3 +36,20 @@ def test_fitting():
             exec(compile(block, "fitting.md", "exec"), namespace)
     assert namespace["approx"].report.status == "refined"
     assert len(namespace["tracker"]["mean"]) > 0
+
+
+def test_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    namespace = {}
+    with pytensor.config.change_flags(mode="FAST_COMPILE"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for block in blocks("results.md"):
+            # Compiled, or with as many draws of NUTS, it would take a minute.
+            shorter = block.replace("pm.sample(300,", "pm.sample(30,")
+            shorter = shorter.replace("nuts_kwargs(chains=2,", "nuts_kwargs(chains=2, tune=20,")
+            shorter = shorter.replace('"ngvi",', '"ngvi", backend="interpreted",')
+            exec(compile(shorter, "results.md", "exec"), namespace)
+    assert list(namespace["table"].index) == ["dose and age", "dose"]
+    assert namespace["sampled"]["posterior"].sizes["draw"] == 30
+    matplotlib.pyplot.close("all")

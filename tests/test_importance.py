@@ -70,3 +70,25 @@ def test_a_ratio_that_is_no_number_is_never_a_good_fit(bad):
     log_ratios = np.zeros(100)
     log_ratios[3] = bad
     assert Importance.from_ratios(log_ratios).khat == np.inf
+
+
+def test_few_draws_keep_their_ratios():
+    importance = Importance.from_ratios(np.log([1.0, 2.0, 5.0]))
+    np.testing.assert_allclose(np.exp(importance.log_weights), [0.125, 0.25, 0.625])
+    assert np.isnan(importance.khat)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_draws_are_chosen_as_often_as_they_weigh(replace):
+    importance = Importance(np.log([0.1, 0.2, 0.7]), khat=0.0)
+    rng = np.random.default_rng(6)
+    chosen = [importance.resample(1, rng, replace=replace)[0] for _ in range(4000)]
+    shares = np.bincount(chosen) / 4000
+    np.testing.assert_allclose(shares, [0.1, 0.2, 0.7], atol=4 * np.sqrt(0.25 / 4000))
+
+
+def test_without_replacement_there_must_be_enough_draws():
+    importance = Importance(np.array([np.log(0.5), np.log(0.5), -np.inf]), khat=0.0)
+    assert list(importance.resample(2, np.random.default_rng(0))) == [0, 1]
+    with pytest.raises(ValueError, match="only 2 of 3 have any weight"):
+        importance.resample(3, np.random.default_rng(0))

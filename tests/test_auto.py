@@ -7,12 +7,13 @@ import pytest
 
 from pymc_ngvi.acceleration import residual
 from pymc_ngvi.algorithm import State, drive
-from pymc_ngvi.auto import Engine, squared_displacement, starting_member
+from pymc_ngvi.auto import Engine, starting_member
 from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.estimators import BonnetPrice, Estimate, Evaluation, Stein
 from pymc_ngvi.families import FullGaussian, all_families
 from pymc_ngvi.guards import lin
 from pymc_ngvi.projections import Identity
+from pymc_ngvi.samples import squared_displacement
 from tests.targets import (
     Banana,
     DoubleWell,

@@ -1,0 +1,1 @@
+"""The experiments of the paper, run through this package: ``python -m examples.paper --help``."""

@@ -1,0 +1,157 @@
+"""Experiments 1 and 2: the four schedules where the posterior is Gaussian.
+
+The divergence from the solution is known exactly at every iteration, and Propositions 4 and 5 give
+its rate: with a constant step it falls geometrically to a neighbourhood of size eta V / N, or as
+1/T where the samples grow; with a decreasing step as 1/T, or as log(T)/T^2 where they grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from examples.paper.common import (
+    Array,
+    Schedule,
+    Settings,
+    four_schedules,
+    log_log_slope,
+    mean_distance,
+    plot_iterations_and_samples,
+    save_figure,
+    show,
+    stationary_level,
+    write_curves,
+    write_rows,
+)
+from examples.paper.gas_turbine import emissions
+from examples.paper.targets import GaussianTarget
+from pymc_ngvi import schedules, theory
+from pymc_ngvi.estimators import BonnetPrice
+from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.subsampling import LinearRegression, Subsampling
+
+Rows = list[dict[str, Any]]
+
+
+def gaussian(settings: Settings) -> Rows:
+    """Experiment 1: Bonnet-Price estimates on a Gaussian target."""
+    target = GaussianTarget.random(dim=10, condition=100.0, seed=settings.seed)
+    return compare(
+        "gaussian",
+        settings,
+        target,
+        target.optimum,
+        BonnetPrice(antithetic=False),
+        four_schedules(0.01, 100),
+        step_size=0.01,
+        n_samples=100,
+        unit="samples",
+    )
+
+
+def subsampling(settings: Settings) -> Rows:
+    """Experiment 2: batches of the gas-turbine data, a linear regression of the NOx emissions."""
+    design, response = emissions(settings.data)
+    target = LinearRegression(design, response, noise_variance=1.0, prior_precision=1 / 5)
+    step_size = 0.001 if settings.paper else 0.01
+    return compare(
+        "subsampling",
+        settings,
+        target,
+        target.posterior(FullGaussian),
+        Subsampling(),
+        four_schedules(step_size, 1000),
+        step_size=step_size,
+        n_samples=1000,
+        unit="data points",
+    )
+
+
+def compare(
+    name: str,
+    settings: Settings,
+    target: Any,
+    optimum: FullGaussian,
+    estimator: Any,
+    all_schedules: list[Schedule],
+    *,
+    step_size: float,
+    n_samples: int,
+    unit: str,
+) -> Rows:
+    """Run the four schedules, fit their slopes, and write the figure and the numbers."""
+    curves = {
+        schedule.name: mean_distance(target, optimum, schedule, estimator, settings)
+        for schedule in all_schedules
+    }
+    noise = theory.gradient_variance(
+        [],
+        optimum,
+        target,
+        estimator,
+        step_size=step_size,
+        n_samples=n_samples,
+        rng=np.random.default_rng(settings.seed),
+        replicates=400,
+    )
+    rows = rates(curves, step_size, n_samples, noise.constant)
+    samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
+    write_curves(settings.output / f"{name}_curves.csv", curves, samples)
+    write_rows(settings.output / f"{name}.csv", rows)
+    figure = plot_iterations_and_samples(
+        curves,
+        samples,
+        {s.name: s.label for s in all_schedules},
+        ylabel=r"mean $d_{A^*}(\omega_*, \omega_t)$",
+        unit=unit,
+        decorate=lambda axes: axes.set_yscale("log"),
+    )
+    save_figure(figure, settings.output, name)
+    show(rows)
+    return rows
+
+
+def rates(curves: dict[str, Array], step_size: float, n_samples: int, variance: float) -> Rows:
+    """Fitted log-log slopes beside those of the propositions, and the size of the neighbourhood."""
+    flat, slow, fast, fastest = curves
+    # A constant step forgets the start within 10 / eta iterations, a decreasing one within tens.
+    settled = round(10 / step_size)
+    later = max(50, len(curves[fast]) // 20)
+    bounds = [
+        theory.decreasing_step_bound(T, n_samples=schedules.growing(1.0), variance=variance)
+        for T in range(len(curves[fastest]))
+    ]
+    # Theta is an autoregression with coefficient 1 - eta, whose stationary variance is
+    # eta / (2 - eta) times that of its noise: about half of the bound eta V / N.
+    level = stationary_level(curves[flat], step_size)
+    expected = step_size * variance / ((2 - step_size) * n_samples)
+    measured = [
+        (flat, "log-log slope", 0.0, log_log_slope(curves[flat], settled)),
+        (flat, "neighbourhood, nats", expected, level),
+        (slow, "log-log slope", -1.0, log_log_slope(curves[slow], settled)),
+        (fast, "log-log slope", -1.0, log_log_slope(curves[fast], later)),
+        (fastest, "log-log slope", -2.0, log_log_slope(curves[fastest], later)),
+        (
+            fastest,
+            "log-log slope, with log T",
+            log_log_slope(np.array(bounds), later),
+            log_log_slope(curves[fastest], later),
+        ),
+    ]
+    return [
+        {
+            "schedule": name,
+            "quantity": quantity,
+            "predicted": predicted,
+            "measured": value,
+            "within_15_percent": agrees(value, predicted),
+        }
+        for name, quantity, predicted, value in measured
+    ]
+
+
+def agrees(value: float, predicted: float) -> bool:
+    """Within 15%; of 1 where the prediction is 0."""
+    return bool(abs(value - predicted) <= 0.15 * (abs(predicted) or 1.0))

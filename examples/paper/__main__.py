@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from examples.paper.common import Settings
 from examples.paper.conjugate import gaussian, subsampling
-from examples.paper.influence import influence
+from examples.paper.influence import growth, neighbourhood
 from examples.paper.logistic import logistic, nonnegative
 from examples.paper.student import student
 
@@ -26,12 +26,13 @@ class Experiment(NamedTuple):
 
 
 EXPERIMENTS = {
-    "gaussian": Experiment(gaussian, 100, 2500, 100, 10_000),
-    "subsampling": Experiment(subsampling, 60, 2500, 100, 20_000),
-    "logistic": Experiment(logistic, 20, 400, 50, 1000),
-    "influence": Experiment(influence, 40, 5000, 100, 5000),
+    "gaussian": Experiment(gaussian, 40, 2000, 100, 10_000),
+    "subsampling": Experiment(subsampling, 40, 2000, 100, 20_000),
+    "logistic": Experiment(logistic, 10, 300, 50, 1000),
+    "neighbourhood": Experiment(neighbourhood, 20, 3500, 100, 5000),
+    "growth": Experiment(growth, 40, 5000, 100, 5000),
     "student": Experiment(student, 4, 600, 50, 1000),
-    "nonnegative": Experiment(nonnegative, 20, 400, 50, 1000),
+    "nonnegative": Experiment(nonnegative, 10, 300, 50, 1000),
 }
 
 

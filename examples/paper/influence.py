@@ -6,7 +6,6 @@ With everything constant the divergence ends at eta V / ((2 - eta) N), proportio
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,17 +37,8 @@ STEP_SIZE, N_SAMPLES, DIM = 0.01, 100, 10
 VARIANCE = DIM / 2  # V of Bonnet-Price at a Gaussian optimum
 
 
-def influence(settings: Settings) -> Rows:
-    """Run all three parts."""
-    settings = replace(settings, iterations=max(settings.iterations, _needed()))
-    rows = [*neighbourhood(settings), *growth(settings)]
-    write_rows(settings.output / "influence.csv", rows)
-    show(rows)
-    return rows
-
-
 def neighbourhood(settings: Settings) -> Rows:
-    """Where constant step and sample sizes end."""
+    """Experiment 4, step and sample size: where constant ones end."""
     by_step = [Schedule(f"eta = {eta}", rf"$\eta = {eta:g}$", eta, N_SAMPLES) for eta in STEP_SIZES]
     by_sample = [Schedule(f"N = {n}", f"$N = {n}$", STEP_SIZE, n) for n in SAMPLE_SIZES]
     curves = _curves([*by_step, *by_sample], BonnetPrice(antithetic=False), settings)
@@ -83,12 +73,12 @@ def neighbourhood(settings: Settings) -> Rows:
         axes.set_ylabel(r"mean $d_{A^*}(\omega_*, \omega_t)$")
         axes.legend(fontsize="small")
     save_figure(figure, settings.output, "neighbourhood")
-    _write(settings, "neighbourhood", [*by_step, *by_sample], curves)
+    _write(settings, "neighbourhood", [*by_step, *by_sample], curves, rows)
     return rows
 
 
 def growth(settings: Settings) -> Rows:
-    """Sample sizes (t + 1)^gamma with a constant step."""
+    """Experiment 4, growth of the samples: sizes (t + 1)^gamma with a constant step."""
     growing = [
         Schedule(f"gamma = {gamma}", rf"$\gamma = {gamma:g}$", STEP_SIZE, schedules.growing(gamma))
         for gamma in GAMMAS
@@ -108,13 +98,8 @@ def growth(settings: Settings) -> Rows:
         decorate=lambda axes: axes.set_yscale("log"),
     )
     save_figure(figure, settings.output, "growth")
-    _write(settings, "growth", growing, curves)
+    _write(settings, "growth", growing, curves, rows)
     return rows
-
-
-def _needed() -> int:
-    """Count what reaches the neighbourhood of the smallest step and averages over it."""
-    return round(15 / min(STEP_SIZES))
 
 
 def _curves(all_schedules: list[Schedule], estimator: Any, settings: Settings) -> dict[str, Array]:
@@ -124,10 +109,16 @@ def _curves(all_schedules: list[Schedule], estimator: Any, settings: Settings) -
 
 
 def _write(
-    settings: Settings, name: str, all_schedules: list[Schedule], curves: dict[str, Array]
+    settings: Settings,
+    name: str,
+    all_schedules: list[Schedule],
+    curves: dict[str, Array],
+    rows: Rows,
 ) -> None:
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
     write_curves(settings.output / f"{name}_curves.csv", curves, samples)
+    write_rows(settings.output / f"{name}.csv", rows)
+    show(rows)
 
 
 def _row(name: str, quantity: str, predicted: float, measured: float) -> dict[str, Any]:

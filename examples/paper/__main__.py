@@ -38,7 +38,9 @@ EXPERIMENTS = {
 
 def main() -> None:
     """Run one experiment."""
-    parser = argparse.ArgumentParser(prog="python -m examples.paper", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.paper", description="Experiments of the paper."
+    )
     commands = parser.add_subparsers(dest="experiment", required=True)
     for name, experiment in EXPERIMENTS.items():
         summary = (experiment.function.__doc__ or "").splitlines()[0]
@@ -64,7 +66,7 @@ def main() -> None:
     begin = time.perf_counter()
     try:
         experiment.function(settings)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     print(f"{time.perf_counter() - begin:.0f} s; files in {settings.output}")
 

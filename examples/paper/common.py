@@ -15,7 +15,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from pymc_ngvi import schedules
 from pymc_ngvi.algorithm import run
@@ -112,15 +114,20 @@ def log_log_slope(curve: Array, first: int) -> float:
     return float(np.polyfit(log_times, log_values, 1)[0])
 
 
-def stationary_level(curve: Array, step_size: float) -> float:
-    """Mean of the curve once the start is forgotten: from 10 / eta iterations on."""
+def settling_time(step_size: float, iterations: int) -> int:
+    """Return when a constant step has forgotten its start, 10 / eta, if the run lasts so long."""
     first = round(10 / step_size)
-    if first >= len(curve):
+    if iterations <= first:
         raise ValueError(
-            f"{len(curve) - 1} iterations do not reach the neighbourhood of step size {step_size}: "
+            f"{iterations} iterations do not reach the neighbourhood of step size {step_size:g}: "
             f"give more than {first}"
         )
-    return float(curve[first:].mean())
+    return first
+
+
+def stationary_level(curve: Array, step_size: float) -> float:
+    """Mean of the curve once the start is forgotten."""
+    return float(curve[settling_time(step_size, len(curve) - 1) :].mean())
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -190,9 +197,6 @@ def plot_iterations_and_samples(
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))

@@ -13,13 +13,13 @@ import numpy as np
 
 from examples.paper.common import (
     Array,
-    Schedule,
     Settings,
     four_schedules,
     log_log_slope,
     mean_distance,
     plot_iterations_and_samples,
     save_figure,
+    settling_time,
     show,
     stationary_level,
     write_curves,
@@ -44,7 +44,6 @@ def gaussian(settings: Settings) -> Rows:
         target,
         target.optimum,
         BonnetPrice(antithetic=False),
-        four_schedules(0.01, 100),
         step_size=0.01,
         n_samples=100,
         unit="samples",
@@ -62,7 +61,6 @@ def subsampling(settings: Settings) -> Rows:
         target,
         target.posterior(FullGaussian),
         Subsampling(),
-        four_schedules(step_size, 1000),
         step_size=step_size,
         n_samples=1000,
         unit="data points",
@@ -75,13 +73,14 @@ def compare(
     target: Any,
     optimum: FullGaussian,
     estimator: Any,
-    all_schedules: list[Schedule],
     *,
     step_size: float,
     n_samples: int,
     unit: str,
 ) -> Rows:
     """Run the four schedules, fit their slopes, and write the figure and the numbers."""
+    settled = settling_time(step_size, settings.iterations)
+    all_schedules = four_schedules(step_size, n_samples)
     curves = {
         schedule.name: mean_distance(target, optimum, schedule, estimator, settings)
         for schedule in all_schedules
@@ -96,7 +95,7 @@ def compare(
         rng=np.random.default_rng(settings.seed),
         replicates=400,
     )
-    rows = rates(curves, step_size, n_samples, noise.constant)
+    rows = rates(curves, settled, step_size, n_samples, noise.constant)
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
     write_curves(settings.output / f"{name}_curves.csv", curves, samples)
     write_rows(settings.output / f"{name}.csv", rows)
@@ -113,11 +112,12 @@ def compare(
     return rows
 
 
-def rates(curves: dict[str, Array], step_size: float, n_samples: int, variance: float) -> Rows:
+def rates(
+    curves: dict[str, Array], settled: int, step_size: float, n_samples: int, variance: float
+) -> Rows:
     """Fitted log-log slopes beside those of the propositions, and the size of the neighbourhood."""
     flat, slow, fast, fastest = curves
-    # A constant step forgets the start within 10 / eta iterations, a decreasing one within tens.
-    settled = round(10 / step_size)
+    # A constant step forgets its start at `settled`, a decreasing one within tens of iterations.
     later = max(50, len(curves[fast]) // 20)
     bounds = [
         theory.decreasing_step_bound(T, n_samples=schedules.growing(1.0), variance=variance)

@@ -19,6 +19,7 @@ from examples.paper.common import (
     mean_distance,
     plot_iterations_and_samples,
     save_figure,
+    settling_time,
     show,
     stationary_level,
     thinned,
@@ -39,6 +40,7 @@ VARIANCE = DIM / 2  # V of Bonnet-Price at a Gaussian optimum
 
 def neighbourhood(settings: Settings) -> Rows:
     """Experiment 4, step and sample size: where constant ones end."""
+    settling_time(min(STEP_SIZES), settings.iterations)  # an error now, not after the runs
     by_step = [Schedule(f"eta = {eta}", rf"$\eta = {eta:g}$", eta, N_SAMPLES) for eta in STEP_SIZES]
     by_sample = [Schedule(f"N = {n}", f"$N = {n}$", STEP_SIZE, n) for n in SAMPLE_SIZES]
     curves = _curves([*by_step, *by_sample], BonnetPrice(antithetic=False), settings)
@@ -79,12 +81,12 @@ def neighbourhood(settings: Settings) -> Rows:
 
 def growth(settings: Settings) -> Rows:
     """Experiment 4, growth of the samples: sizes (t + 1)^gamma with a constant step."""
+    first = settling_time(STEP_SIZE, settings.iterations)
     growing = [
         Schedule(f"gamma = {gamma}", rf"$\gamma = {gamma:g}$", STEP_SIZE, schedules.growing(gamma))
         for gamma in GAMMAS
     ]
     curves = _curves(growing, MeanOfDraws(), settings)
-    first = round(10 / STEP_SIZE)
     rows = [
         _row(schedule.name, "log-log slope", -gamma, log_log_slope(curves[schedule.name], first))
         for gamma, schedule in zip(GAMMAS, growing, strict=True)

@@ -189,6 +189,7 @@ def plot_iterations_and_samples(
         right.plot(samples[name][inside], curve[inside])
     left.set(xlabel="iteration $t$", ylabel=ylabel)
     right.set(xlabel=f"{unit} used", ylabel=ylabel)
+    right.locator_params(axis="x", nbins=5)
     for axes in (left, right):
         decorate(axes)
     figure.legend(loc="outside lower center", ncols=min(4, len(curves)), fontsize="small")

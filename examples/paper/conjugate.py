@@ -95,8 +95,8 @@ def compare(
         rng=np.random.default_rng(settings.seed),
         replicates=400,
     )
-    rows = rates(curves, settled, step_size, n_samples, noise.constant)
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
+    rows = rates(curves, samples, settled, step_size, n_samples, noise.constant)
     write_curves(settings.output / f"{name}_curves.csv", curves, samples)
     write_rows(settings.output / f"{name}.csv", rows)
     figure = plot_iterations_and_samples(
@@ -113,7 +113,12 @@ def compare(
 
 
 def rates(
-    curves: dict[str, Array], settled: int, step_size: float, n_samples: int, variance: float
+    curves: dict[str, Array],
+    samples: dict[str, Array],
+    settled: int,
+    step_size: float,
+    n_samples: int,
+    variance: float,
 ) -> Rows:
     """Fitted log-log slopes beside those of the propositions, and the size of the neighbourhood."""
     flat, slow, fast, fastest = curves
@@ -127,7 +132,11 @@ def rates(
     # eta / (2 - eta) times that of its noise: about half of the bound eta V / N.
     level = stationary_level(curves[flat], step_size)
     expected = step_size * variance / ((2 - step_size) * n_samples)
+    # Before the noise shows, the natural parameter contracts by 1 - eta, and the divergence, which
+    # is quadratic near the solution, by its square: twice the rate that Proposition 4 guarantees.
+    falling = np.flatnonzero((curves[flat] < 0.5) & (curves[flat] > 30 * expected))
     measured = [
+        *_geometric_rate(flat, curves[flat], falling, step_size),
         (flat, "log-log slope", 0.0, log_log_slope(curves[flat], settled)),
         (flat, "neighbourhood, nats", expected, level),
         (slow, "log-log slope", -1.0, log_log_slope(curves[slow], settled)),
@@ -138,6 +147,14 @@ def rates(
             "log-log slope, with log T",
             log_log_slope(np.array(bounds), later),
             log_log_slope(curves[fastest], later),
+        ),
+        # The last estimate but k enters theta with weight 2 (T - k) / T^2. The squares of the
+        # weights over N_t add up to 4 / (3 S) for S samples in equal parts, to 1 / S in growing.
+        (
+            fastest,
+            "times better at equal samples",
+            4 / 3,
+            _ratio_at_equal_samples(fast, fastest, curves, samples),
         ),
     ]
     return [
@@ -150,6 +167,26 @@ def rates(
         }
         for name, quantity, predicted, value in measured
     ]
+
+
+def _geometric_rate(
+    name: str, curve: Array, falling: Array, step_size: float
+) -> list[tuple[str, str, float, float]]:
+    """Compare the rate per iteration, where the neighbourhood is small enough to show one."""
+    if len(falling) < 20:
+        return []
+    rate = float(np.polyfit(falling, np.log(curve[falling]), 1)[0])
+    return [(name, "geometric rate", 2 * float(np.log(1 - step_size)), rate)]
+
+
+def _ratio_at_equal_samples(
+    one: str, other: str, curves: dict[str, Array], samples: dict[str, Array]
+) -> float:
+    """Divergence of one schedule over that of another, over the second half of the samples."""
+    budget = min(samples[one][-1], samples[other][-1])
+    spent = np.linspace(budget / 2, budget, 100)
+    first, second = (np.interp(spent, samples[name], curves[name]) for name in (one, other))
+    return float(np.exp(np.mean(np.log(first / second))))
 
 
 def agrees(value: float, predicted: float) -> bool:

@@ -1,8 +1,8 @@
 """Experiments 3 and 6: logistic regression, mean-field, with and without a projection of the mean.
 
-The posterior is log-concave but not Gaussian, so the propositions do not cover it. Every schedule
-climbs to the same ELBO; keeping the means non-negative, as the true coefficients are, helps those
-that start on the wrong side.
+The posterior is log-concave but not Gaussian, so the propositions do not cover it: decreasing steps
+are ahead at first and behind later. Keeping the means non-negative, as the true coefficients are,
+helps the runs that start on the wrong side.
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def _zoom(axes: Any, curves: Any) -> None:
     axes.set_ylim(best - 50, best + 3)
     if axes.get_xlabel().startswith("iteration"):
         axes.set_xscale("symlog", linthresh=10)
+        axes.set_xlim(left=0)
 
 
 def _write_curves(

@@ -29,6 +29,13 @@ def test_core():
     assert namespace["plan"].bound <= 0.01
 
 
+def test_paper():
+    namespace = {}
+    for block in blocks("paper.md"):
+        exec(compile(block, "paper.md", "exec"), namespace)
+    assert namespace["variance"] == 90_001
+
+
 def test_fitting():
     namespace = {"model": MODELS["conjugate_normal"](), "pm": pm}
     with pytensor.config.change_flags(mode="FAST_COMPILE"):

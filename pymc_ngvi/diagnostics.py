@@ -52,23 +52,26 @@ class Verdict:
     @property
     def unreliable(self) -> bool:
         """Whether the ratios say that the Gaussian misses part of the posterior."""
+        if self.only_tails:
+            return False
         return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
 
     @property
-    def only_in_the_tails(self) -> bool:
-        """Whether what it misses is in the tails alone, and hardly any of the posterior.
+    def only_tails(self) -> bool:
+        """Whether a large k-hat is about tails that hold hardly any of the posterior.
 
         k-hat knows nothing of scale: the ratios of a fit that is all but exact may have a tail of
         any shape.
         """
-        return self.ess > FULL_EFFICIENCY * self.draws and np.isfinite(self.khat)
+        many = self.ess > FULL_EFFICIENCY * self.draws
+        return many and UNRELIABLE_KHAT < self.khat < np.inf
 
     def __str__(self) -> str:
         if np.isnan(self.khat):
             return "not judged"
         word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
-        if self.only_in_the_tails:
-            word = "good but for the tails" if self.unreliable else "good"
+        if self.only_tails:
+            word = "good but for the tails"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
 

@@ -261,14 +261,11 @@ class Fit:
             starts=() if self.search is None else tuple(self.search.attempts),
         )
         if verdict.unreliable:
-            what = (
-                "the tails of the posterior are not those of a Gaussian (k-hat {}): do not rely on "
-                "extreme quantiles without a check against pm.sample"
-                if verdict.only_in_the_tails
-                else "the posterior is not close to a Gaussian of this family (k-hat {}): "
-                "reparametrise (non-centred hierarchies), or check against pm.sample"
+            warn(
+                f"ngvi: the posterior is not close to a Gaussian of this family (k-hat {verdict}): "
+                "reparametrise (non-centred hierarchies), or check against pm.sample",
+                UnreliableFit,
             )
-            warn(f"ngvi: {what.format(verdict)}", UnreliableFit)
 
     def _judge(self, q: Gaussian) -> Verdict:
         log_ratios = fresh_log_ratios(self.target, q, self.rng)

@@ -106,8 +106,8 @@ class TestVerdict:
         # Nearly equal ratios have a tail of any shape, and a weight near 1 all the same.
         tails = Verdict(khat=0.8, ess=995, draws=1000)
         assert str(tails).endswith("good but for the tails")
-        assert tails.unreliable
-        assert str(Verdict(khat=0.6, ess=995, draws=1000)).endswith("good")
+        assert not tails.unreliable
+        assert str(Verdict(khat=0.6, ess=995, draws=1000)).endswith("fair")
         assert str(Verdict()) == "not judged"
         assert not Verdict().unreliable
 

@@ -23,7 +23,7 @@ UNRELIABLE_KHAT = 0.7
 GOOD_KHAT = 0.5
 #: Nor can they where fewer of the draws than this share are effective, whatever k-hat.
 LEAST_EFFICIENCY = 0.2
-#: Where more than this share are, the ratios are all but equal and k-hat is about rounding.
+#: Where more than this share are, the ratios are all but equal.
 FULL_EFFICIENCY = 0.95
 
 
@@ -52,15 +52,26 @@ class Verdict:
     @property
     def unreliable(self) -> bool:
         """Whether the ratios say that the Gaussian misses part of the posterior."""
-        if self.ess > FULL_EFFICIENCY * self.draws and np.isfinite(self.khat):
+        if self.only_tails:
             return False
         return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
+
+    @property
+    def only_tails(self) -> bool:
+        """Whether a large k-hat is about tails that hold hardly any of the posterior.
+
+        k-hat knows nothing of scale: the ratios of a fit that is all but exact may have a tail of
+        any shape.
+        """
+        many = self.ess > FULL_EFFICIENCY * self.draws
+        return many and UNRELIABLE_KHAT < self.khat < np.inf
 
     def __str__(self) -> str:
         if np.isnan(self.khat):
             return "not judged"
-        close = self.khat < GOOD_KHAT or self.ess > FULL_EFFICIENCY * self.draws
-        word = "unreliable" if self.unreliable else "good" if close else "fair"
+        word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
+        if self.only_tails:
+            word = "good but for the tails"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
 

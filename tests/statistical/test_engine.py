@@ -20,6 +20,9 @@ from tests.targets import LogisticTarget, PoissonTarget
 
 pytestmark = pytest.mark.slow
 
+# Two standard errors of a share of 0.9 among 100 fits: the components of one go together.
+MARGIN = 2 * np.sqrt(0.9 * 0.1 / 100)
+
 TARGETS = {
     "logistic": LogisticTarget.random(4, 60, seed=2),
     "few_data": LogisticTarget.random(3, 8, seed=5),
@@ -61,8 +64,8 @@ def test_nine_errors_in_ten_are_within_the_accuracy(name, family, accuracy, opti
         assert result.status == "converged"
         means.append(np.abs(result.q.mean - best.mean) / np.sqrt(best.variance))
         log_sds.append(np.abs(np.log(result.q.variance / best.variance)) / 2)
-    assert np.mean(np.array(means) < accuracy) >= 0.9
-    assert np.mean(np.array(log_sds) < accuracy) >= 0.9
+    assert np.mean(np.array(means) < accuracy) > 0.9 - MARGIN
+    assert np.mean(np.array(log_sds) < accuracy) > 0.9 - MARGIN
 
 
 @pytest.mark.parametrize("name", ["logistic", "poisson"])
@@ -73,7 +76,7 @@ def test_stein_keeps_the_accuracy_too(name, optima):
         / np.sqrt(best.variance)
         for seed in range(50)
     ]
-    assert np.mean(np.array(errors) < 0.05) >= 0.9
+    assert np.mean(np.array(errors) < 0.05) > 0.9 - MARGIN * np.sqrt(2)
 
 
 def test_far_starts_come_to_the_same_optimum(optima):

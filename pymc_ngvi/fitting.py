@@ -83,7 +83,6 @@ class Fit:
         self.fit_seconds = 0.0
         self.verdict_seconds = 0.0
         self.history: list[Info] = []
-        self.engine: Engine | None = None
         self.search: Search | None = None
         self.state: State
 
@@ -151,8 +150,7 @@ class Fit:
         if not self.options.automatic:
             self._drive(self._schedule(n), progress)
             return
-        self.engine = self._make_engine()
-        self.search = Search(self.engine, self._others)
+        self.search = Search(self._make_engine(), self._others)
         result = self._drive(self.search.fit(self._states, n), progress)
         budget = {"max_iterations": "n", "max_evaluations": "max_evaluations"}.get(result.status)
         if budget:
@@ -172,10 +170,10 @@ class Fit:
 
     def refine(self, n: int, progress: ProgressBar) -> None:
         """Go on for so many iterations from the last state."""
-        if self.engine is None:
+        if self.search is None:
             self._drive(self._schedule(n), progress)
         else:
-            self._drive(self.engine.refine(self.state, n), progress)
+            self._drive(self.search.engine.refine(self.state, n), progress)
 
     def _make_engine(self) -> Engine:
         options = self.options

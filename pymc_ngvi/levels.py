@@ -148,7 +148,6 @@ class Levels:
         z = self.draw(self.n_samples, state.q)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0
-        self._amplification = 1.0
         self._least_asked = np.inf
         while forced or not self._settled(here, noise):
             self._least_asked = min(self._least_asked, here.asked.nats)
@@ -173,7 +172,7 @@ class Levels:
         return state, noise, True
 
     def _settled(self, here: Sample, noise: Noise) -> bool:
-        """Whether what is left to go matters, against the accuracy or the noise.
+        """Whether what is left to go no longer matters, against the accuracy or the noise.
 
         Both what the draws ask for and what the secants make of it have to be small, and noise
         that is out of all proportion excuses nothing.

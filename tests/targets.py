@@ -8,8 +8,11 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit
 
-from pymc_ngvi.estimators import Evaluation
+from pymc_ngvi.auto import Engine
+from pymc_ngvi.estimators import BonnetPrice, Evaluation
 from pymc_ngvi.families import Gaussian
+from pymc_ngvi.guards import lin
+from pymc_ngvi.projections import Identity
 
 
 def spd_matrix(dim, condition, rng):
@@ -207,3 +210,16 @@ class Banana:
         hessian[:, 0, 1] = hessian[:, 1, 0] = 8 * self.bend * x
         hessian[:, 1, 1] = -4.0
         return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))
+
+
+def engine(target, *, seed=1, estimator=None, accuracy=0.02, max_evaluations=50_000):
+    """The automatic engine with the default guard and no projection."""
+    return Engine(
+        target,
+        estimator=estimator or BonnetPrice(),
+        guard=lin,
+        projection=Identity(),
+        accuracy=accuracy,
+        max_evaluations=max_evaluations,
+        rng=np.random.default_rng(seed),
+    )

@@ -7,12 +7,10 @@ import pytest
 
 from pymc_ngvi.acceleration import residual
 from pymc_ngvi.algorithm import State, drive
-from pymc_ngvi.auto import Engine, starting_member
+from pymc_ngvi.auto import starting_member
 from pymc_ngvi.errors import NonFiniteError
 from pymc_ngvi.estimators import BonnetPrice, Estimate, Evaluation, Stein
 from pymc_ngvi.families import FullGaussian, all_families
-from pymc_ngvi.guards import lin
-from pymc_ngvi.projections import Identity
 from pymc_ngvi.samples import squared_displacement
 from tests.targets import (
     Banana,
@@ -22,23 +20,12 @@ from tests.targets import (
     HalfSpace,
     LogisticTarget,
     PoissonTarget,
+    engine,
     pick,
 )
 
 FAMILIES = list(all_families().values())
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-
-
-def engine(target, *, seed=1, estimator=None, accuracy=0.02, max_evaluations=50_000):
-    return Engine(
-        target,
-        estimator=estimator or BonnetPrice(),
-        guard=lin,
-        projection=Identity(),
-        accuracy=accuracy,
-        max_evaluations=max_evaluations,
-        rng=np.random.default_rng(seed),
-    )
 
 
 def fit(target, start, n=10_000, **arguments):

@@ -492,12 +492,12 @@ class TestInstance:
         with pytest.raises(TypeError, match="Need to call"):
             inference.refine(1)
         approx = inference.fit(progressbar=False)
-        mean, engine = approx.gaussian.mean, inference._fit.engine
+        mean, engine = approx.gaussian.mean, inference._fit.search.engine
         with pytest.raises(ValueError, match="no free variable"):
             inference.fit(start={"nothing": 1.0})
         with pytest.raises(pm.exceptions.SamplingError):
             inference.fit(start={"sigma_log__": -800.0}, progressbar=False)
-        assert inference._fit.engine is engine
+        assert inference._fit.search.engine is engine
         inference.refine(1, progressbar=False)
         again = inference.fit(progressbar=False)
         np.testing.assert_array_equal(again.gaussian.mean, mean)

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.algorithm import State, drive
-from pymc_ngvi.auto import Engine, starting_member
+from pymc_ngvi.auto import starting_member
 from pymc_ngvi.errors import NonFiniteError
-from pymc_ngvi.estimators import BonnetPrice, Evaluation
+from pymc_ngvi.estimators import Evaluation
 from pymc_ngvi.families import FullGaussian
-from pymc_ngvi.guards import lin
-from pymc_ngvi.projections import Identity
 from pymc_ngvi.search import Search
-from tests.targets import GaussianTarget, HalfSpace, LogisticTarget
+from tests.targets import GaussianTarget, HalfSpace, LogisticTarget, engine
 
 
 class TwoHills:
@@ -38,17 +36,9 @@ def at(*means):
     return State(starting_member(FullGaussian, np.array(means, float), None))
 
 
-def search(target, spare=(), **arguments):
-    engine = Engine(
-        target,
-        estimator=BonnetPrice(),
-        guard=lin,
-        projection=Identity(),
-        accuracy=0.05,
-        max_evaluations=arguments.pop("max_evaluations", 20_000),
-        rng=np.random.default_rng(1),
-    )
-    return Search(engine, lambda n: list(spare)[:n])
+def search(target, spare=(), max_evaluations=20_000):
+    found = engine(target, accuracy=0.05, max_evaluations=max_evaluations)
+    return Search(found, lambda n: list(spare)[:n])
 
 
 def outcomes(found):

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.algorithm import State, drive
-from pymc_ngvi.auto import Engine, starting_member
+from pymc_ngvi.auto import starting_member
 from pymc_ngvi.diagnostics import fresh_log_ratios
-from pymc_ngvi.estimators import BonnetPrice, Stein
+from pymc_ngvi.estimators import Stein
 from pymc_ngvi.families import DiagonalGaussian, FullGaussian
-from pymc_ngvi.guards import lin
-from pymc_ngvi.projections import Identity
-from tests.targets import LogisticTarget, PoissonTarget
+from tests.targets import LogisticTarget, PoissonTarget, engine
 
 pytestmark = pytest.mark.slow
 
@@ -32,16 +30,10 @@ TARGETS = {
 
 def fit(target, *, accuracy, seed, family=FullGaussian, estimator=None, start=None, budget=200_000):
     q = starting_member(family, np.zeros(target.dim) if start is None else start, None)
-    engine = Engine(
-        target,
-        estimator=estimator or BonnetPrice(),
-        guard=lin,
-        projection=Identity(),
-        accuracy=accuracy,
-        max_evaluations=budget,
-        rng=np.random.default_rng(seed),
+    found = engine(
+        target, seed=seed, estimator=estimator, accuracy=accuracy, max_evaluations=budget
     )
-    return drive(engine.fit(State(q), 10_000), State(q))
+    return drive(found.fit(State(q), 10_000), State(q))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from pymc_ngvi.errors import (
 from pymc_ngvi.estimators import BonnetPrice, Stein
 from pymc_ngvi.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.inference import NGVI, fit_ngvi
+from pymc_ngvi.loader import Loader
+from pymc_ngvi.minibatches import full_data
 from pymc_ngvi.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
 from pymc_ngvi.registration import register, unregister
 from pymc_ngvi.subsampling import LinearRegression, Subsampling
@@ -39,6 +41,7 @@ __all__ = [
     "FullGaussian",
     "Identity",
     "LinearRegression",
+    "Loader",
     "NGVIError",
     "NonFiniteError",
     "NonNegativeMean",
@@ -49,6 +52,7 @@ __all__ = [
     "__version__",
     "compare",
     "fit_ngvi",
+    "full_data",
     "load",
     "loo",
     "plots",

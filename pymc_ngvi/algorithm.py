@@ -118,6 +118,8 @@ class Info:
         entry tells of the step as it was first taken).
     evaluations : int
         Evaluations of the target so far, all iterations.
+    passes : float
+        Passes over the data so far, of a target that reads batches of them.
     """
 
     iteration: int
@@ -130,6 +132,7 @@ class Info:
     projection_active: bool
     retreats: int
     evaluations: int
+    passes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,7 @@ def step(
         projection_active=projected is not mixed.q,
         retreats=retreats,
         evaluations=evaluations,
+        passes=getattr(target, "passes", 0.0),
     )
     return State(projected, state.iteration + 1, evaluations, q, average, averaged), info
 

@@ -201,6 +201,7 @@ class Engine(Levels):
                 self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
                 if self.spent:
                     return replace(state, evaluations=self.evaluations), noise, False
+                self._follow(state.q)
                 here = self.evaluate(state.q, self.draw(self.n_samples, state.q))
                 if here.left(self._secants).excess(self.accuracy) > NEGLIGIBLE:
                     self._look_ahead(here, few)

@@ -110,6 +110,13 @@ class Report:
         judging the result.
     starts : tuple of Attempt
         What became of each start, where several were tried.
+    n_rows, batch_size : int
+        Rows of the data, and of a batch, of a model that reads batches; otherwise 0.
+    passes, verdict_passes : float
+        Rows read by the fit, those of anchors included, and by judging it, both in passes over the
+        data.
+    anchors : int
+        Anchors of the control variates placed by the fit, each of which takes one pass.
     """
 
     status: str
@@ -130,6 +137,11 @@ class Report:
     fit_seconds: float
     verdict_seconds: float
     starts: tuple[Attempt, ...] = ()
+    n_rows: int = 0
+    batch_size: int = 0
+    passes: float = 0.0
+    verdict_passes: float = 0.0
+    anchors: int = 0
 
     @classmethod
     def from_history(
@@ -143,6 +155,7 @@ class Report:
         fit_seconds: float,
         verdict_seconds: float,
         starts: Sequence[Attempt] = (),
+        **data: Any,
     ) -> Report:
         """Summarise a fit: all its iterations, and the result of its last run."""
         elbo, elbo_se = verdict.elbo, verdict.elbo_se
@@ -167,6 +180,7 @@ class Report:
             fit_seconds=fit_seconds,
             verdict_seconds=verdict_seconds,
             starts=tuple(starts),
+            **data,
         )
 
     @property
@@ -187,8 +201,19 @@ class Report:
         return ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) + spread + local
 
     def _rows(self) -> list[tuple[str, str]]:
-        rows = self._plain_rows()
-        return [*rows[:-1], ("starts", self._starts()), rows[-1]] if len(self.starts) > 1 else rows
+        *rows, times = self._plain_rows()
+        if self.n_rows:
+            rows.append(("data", self._data()))
+        if len(self.starts) > 1:
+            rows.append(("starts", self._starts()))
+        return [*rows, times]
+
+    def _data(self) -> str:
+        return (
+            f"{self.passes:.2f} passes over {self.n_rows:,} rows in batches of "
+            f"{self.batch_size:,}, {self.anchors} of them for anchors; "
+            f"{self.verdict_passes:.2f} for the verdict"
+        )
 
     def _plain_rows(self) -> list[tuple[str, str]]:
         return [

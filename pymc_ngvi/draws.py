@@ -21,6 +21,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor import tensor
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
+from pymc_ngvi.minibatches import as_tensor
 
 Array = NDArray[np.float64]
 Values = dict[str, np.ndarray]
@@ -175,7 +176,7 @@ class DrawFunction:
     def __init__(self, what: str, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         self._what = what
         self._inputs = list(inputs)
-        self._outputs = [_as_tensor(variable) for variable in outputs]
+        self._outputs = [as_tensor(variable) for variable in outputs]
         self._random_generators = find_rng_nodes(self._outputs)
         # Vectorised, a random operation would give one value to all draws; inlined, it would not
         # be updated from one draw to the next.
@@ -266,11 +267,6 @@ class DrawFunction:
 def _quick_compilation() -> Any:
     """Compile nothing in C and keep no stack traces, which took longer than all else."""
     return pytensor.config.change_flags(cxx="", traceback__limit=0, traceback__compile_limit=0)
-
-
-def _as_tensor(variable: Variable) -> Variable:
-    """Drop the named dimensions of a variable of ``pymc.dims``."""
-    return variable.values if hasattr(variable.type, "dims") else variable
 
 
 def _total(terms: list[np.ndarray]) -> np.ndarray:

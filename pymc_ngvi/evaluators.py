@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,14 @@ from pymc_ngvi.layout import Array
 _JAX_BATCH = 16
 
 
+#: What each draw sees of the data, for a function that takes them as arguments.
+Data: TypeAlias = Iterable[tuple[Any, ...]]
+
+
 class Evaluator(Protocol):
     """What evaluates the target at draws (n, d): the part that may be swapped during a fit."""
 
-    def __call__(self, draws: Array, curvature: str) -> Evaluation:
+    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Log density, gradient and the Hessian as `curvature` asks for it."""
 
 
@@ -28,9 +32,10 @@ class Loop:
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def __call__(self, draws: Array, curvature: str) -> Evaluation:
+    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate one draw after the other."""
-        return _collect(map(self._function, draws), draws, curvature)
+        rows = map(lambda draw, seen: self._function(draw, *seen), draws, data)
+        return _collect(rows, draws, curvature)
 
 
 class Products:
@@ -39,12 +44,12 @@ class Products:
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def __call__(self, draws: Array, curvature: str) -> Evaluation:
+    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate the rows of the Hessian of one draw after the other."""
-        return _collect(map(self._one, draws), draws, curvature)
+        return _collect(map(self._one, draws, data), draws, curvature)
 
-    def _one(self, draw: Array) -> tuple[Any, Any, Array]:
-        calls = [self._function(draw, unit) for unit in np.eye(len(draw))]
+    def _one(self, draw: Array, seen: tuple[Any, ...]) -> tuple[Any, Any, Array]:
+        calls = [self._function(draw, unit, *seen) for unit in np.eye(len(draw))]
         return calls[0][0], calls[0][1], np.stack([call[2] for call in calls])
 
 
@@ -59,8 +64,8 @@ class JaxBatches:
         axes = (0, *(None for _ in self._shared))
         self._batch = jax.jit(jax.vmap(jax_funcify(function.maker.fgraph), in_axes=axes))
 
-    def __call__(self, draws: Array, curvature: str) -> Evaluation:
-        """Evaluate batch by batch."""
+    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
+        """Evaluate batch by batch; there are no data to see but those of the function."""
         return _collect(self._rows(draws), draws, curvature)
 
     def _rows(self, draws: Array) -> Iterator[tuple[Any, ...]]:

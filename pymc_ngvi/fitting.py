@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
 
 from pymc_ngvi import algorithm, schedules
+from pymc_ngvi.anchors import Anchored
 from pymc_ngvi.algorithm import Info, Iterations, Result, State
 from pymc_ngvi.approximation import NGVIFullRank, NGVIMeanField
 from pymc_ngvi.auto import Engine, starting_member
-from pymc_ngvi.diagnostics import Report, Verdict, fresh_log_ratios
+from pymc_ngvi.batch_target import BatchTarget
+from pymc_ngvi.diagnostics import VERDICT_DRAWS, Report, Verdict, fresh_log_ratios
 from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, warn
 from pymc_ngvi.estimators import Stein, mean_and_error
 from pymc_ngvi.families import Gaussian
@@ -31,6 +33,8 @@ Array = NDArray[np.float64]
 
 # Points tried for each start that is asked for, in search of a finite log density.
 _TRIES_PER_START = 20
+# Standard deviation, in nats, that batches may add to the logarithm of an importance ratio.
+_MOST_NOISE = 0.1
 
 PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
 
@@ -90,6 +94,13 @@ class Fit:
         """Compile the target, check the starts, and choose the members to start from."""
         begin = time.perf_counter()
         target = self.target
+        if isinstance(target, BatchTarget):
+            target.reset(int(self.rng.integers(2**63)), controlled=self.options.controlled)
+        elif self.options.control_variates:
+            raise ValueError(
+                "control_variates=True is for models that read batches of their data, by "
+                "pm.Minibatch or from a loader: this one does not"
+            )
         first, *rest = self.starts
         point = first.point_or(target.initial_point)
         if not isinstance(self.options.estimator, Stein) and target.hessian_route == "none":
@@ -111,7 +122,6 @@ class Fit:
             self._states.append(self._state(start, point))
         self._states += self._others(self.options.n_starts - len(self._states))
         self.state = self._states[0]
-        target.reseed(self.rng)  # after compiling, which seeds them anew
         self.compile_seconds += time.perf_counter() - begin
 
     def _state(self, start: Start, point: Array) -> State:
@@ -188,14 +198,19 @@ class Fit:
         )
 
     def _schedule(self, n: int) -> Iterations:
-        options = self.options
+        options, estimator = self.options, self.options.estimator
+        n_samples = schedules.as_schedule(options.n_samples or 10, "n_samples")
+        if isinstance(self.target, BatchTarget):
+            # Once an iteration reads as much as all the data, there is nothing more to read.
+            n_samples = schedules.capped(n_samples, self.target.price)
+            estimator = Anchored(estimator) if options.controlled else estimator
         return algorithm.iterate(
             self.target,
             self.state,
             n_iterations=n,
             step_size=schedules.decreasing() if options.step_size is None else options.step_size,
-            n_samples=10 if options.n_samples is None else options.n_samples,
-            estimator=options.estimator,
+            n_samples=n_samples,
+            estimator=estimator,
             guard=options.guard,
             projection=options.projection,
             averaging=options.averaging,
@@ -246,7 +261,10 @@ class Fit:
         self.fit_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         cut_short = result.status in ("failed", "interrupted")
+        data = self._data_read()
         verdict = Verdict() if cut_short else self._judge(result.q)
+        if isinstance(self.target, BatchTarget):
+            data["verdict_passes"] = self.target.passes - data["passes"]
         self.verdict_seconds += time.perf_counter() - begin
         self.approx.report = Report.from_history(
             self.history,
@@ -257,6 +275,7 @@ class Fit:
             fit_seconds=self.fit_seconds,
             verdict_seconds=self.verdict_seconds,
             starts=() if self.search is None else tuple(self.search.attempts),
+            **data,
         )
         if verdict.unreliable:
             warn(
@@ -265,13 +284,32 @@ class Fit:
                 UnreliableFit,
             )
 
+    def _data_read(self) -> dict[str, Any]:
+        """Rows read so far, for the report."""
+        target = self.target
+        if not isinstance(target, BatchTarget):
+            return {}
+        return dict(
+            n_rows=target.batched.n_rows,
+            batch_size=target.batched.batch_size,
+            passes=target.passes,
+            anchors=target.anchors,
+        )
+
     def _judge(self, q: Gaussian) -> Verdict:
+        noise = 0.0
+        if isinstance(self.target, BatchTarget):
+            # By all the data, through the anchor, however the fit was made.
+            self.target.controlled = True
+            self.target.follow(q, VERDICT_DRAWS)
+            noise = self.target.noise(q, self.rng)
+            self.target.controlled = self.options.controlled
         log_ratios = fresh_log_ratios(self.target, q, self.rng)
         if not np.isfinite(log_ratios).all():
             worst = np.nan if np.isnan(log_ratios).any() else -np.inf
             return Verdict(worst, np.nan, np.inf, 0.0, len(log_ratios))
         elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
-        if self.target.stochastic:  # two batches in one ratio say nothing of the posterior
+        if noise > _MOST_NOISE:  # then the ratios are those of the batches, not of the posterior
             return Verdict(elbo, elbo_se, draws=len(log_ratios))
         importance = Importance.from_ratios(log_ratios)
         return Verdict(elbo, elbo_se, importance.khat, importance.ess, len(log_ratios))

@@ -24,6 +24,7 @@ from pymc_ngvi.approximation import (
 from pymc_ngvi.auto import starting_member
 from pymc_ngvi.estimators import Stein
 from pymc_ngvi.fitting import Fit, PyMCCallback
+from pymc_ngvi.loader import Loader
 from pymc_ngvi.options import Options, split_keywords
 from pymc_ngvi.progress import ProgressBar
 from pymc_ngvi.schedules import check_count
@@ -46,9 +47,11 @@ class NGVI(Inference):
         What evaluates the log density; None is PyTensor's default.
     compile_kwargs : mapping, optional
         Keywords for PyTensor's compilation, as elsewhere in PyMC.
+    loader : Loader, optional
+        What the model's data containers are fed from, a batch of rows at a time.
     **options
         Those of :class:`pymc_ngvi.options.Options`: `family`, `estimator`, `guard`, `projection`,
-        `step_size`, `n_samples`, `averaging`, `accuracy`, `max_evaluations`, `start`, `n_starts`,
+        `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`, `max_evaluations`, `start`, `n_starts`,
         `start_sigma`, `random_seed`.
 
     Attributes
@@ -65,6 +68,7 @@ class NGVI(Inference):
         model: pymc.Model | None = None,
         backend: str | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
+        loader: Loader | None = None,
         **options: Any,
     ) -> None:
         chosen, _ = split_keywords(options, set())
@@ -73,6 +77,7 @@ class NGVI(Inference):
         self.hist = np.empty(0)
         self._fit: Fit | None = None
         self._compilation = (backend, compile_kwargs)
+        self._loader = loader
         begin = time.perf_counter()
         self._target = self._build_target()
         self._starts = resolve_starts(self.options, self.model, self._target.layout)
@@ -209,6 +214,7 @@ class NGVI(Inference):
             backend=backend,
             compile_kwargs=compile_kwargs,
             curvature="none" if gradients_only else self.options.family.curvature,
+            loader=self._loader,
         )
 
     def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, list[Start]]:
@@ -251,9 +257,9 @@ def fit_method(
         return method.fit(n, **given)
     check_count("n", n)
     check_count("draws", given.get("draws", 1))
-    options, rest = split_keywords(given, _FIT_KEYWORDS)
+    options, rest = split_keywords(given, _FIT_KEYWORDS | {"loader"})
     as_generator(options.get("random_seed"))
-    compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs")}
+    compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs", "loader")}
     return NGVI(model=model, **compilation, **options).fit(n, **rest)
 
 

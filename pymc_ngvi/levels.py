@@ -84,7 +84,7 @@ class Levels:
         rng: np.random.Generator,
     ) -> None:
         self.target = target
-        self._stochastic = getattr(target, "stochastic", False)
+        self._reads_batches = hasattr(target, "reseed")
         if type(estimator) is BonnetPrice:
             estimator = BonnetPrice(antithetic=estimator.antithetic, coupled=True)
         self.estimator = estimator
@@ -110,12 +110,12 @@ class Levels:
         """Draw about n standard normal rows, in batches, and the seed of their minibatches."""
         self._most_samples = max(self._most_samples, n)
         batches = designs.batches(n, q.dim, self.rng)
-        return Draws(batches, int(self.rng.integers(2**63)) if self._stochastic else None)
+        return Draws(batches, int(self.rng.integers(2**63)) if self._reads_batches else None)
 
     def evaluate(self, q: Gaussian, z: Draws) -> Sample:
         """Evaluate a member on common draws, and count the evaluations."""
         if z.seed is not None:
-            self.target.reseed(np.random.default_rng(z.seed))
+            self.target.reseed(z.seed)
         parts = []
         for batch in z.batches:
             try:
@@ -128,6 +128,14 @@ class Levels:
         if plain.coupling is not None:
             estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
+
+    def _follow(self, q: Gaussian) -> None:
+        """Let a target that reads batches of data come along, before draws are evaluated on it.
+
+        It must not change while draws are in use: they would have less in common.
+        """
+        if self._reads_batches:
+            self.target.follow(q, self.n_samples, near=not self._warming_up)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
         """Squared displacement an estimate asks for, less what the projection takes back."""
@@ -145,6 +153,7 @@ class Levels:
 
         Returns the state, the noise of its draws, and whether it settled.
         """
+        self._follow(state.q)
         z = self.draw(self.n_samples, state.q)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0
@@ -260,6 +269,7 @@ class Levels:
             projection_active=q is not step.mixed.q,
             retreats=step.retreats,
             evaluations=self.evaluations,
+            passes=getattr(self.target, "passes", 0.0),
         )
         return State(q, state.iteration + 1, self.evaluations, previous=here.q), info
 

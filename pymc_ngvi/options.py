@@ -54,6 +54,10 @@ class Options:
         ``schedules.decreasing()``, or 10. Naming neither runs the automatic engine.
     averaging : bool
         Return the average of the natural parameters (with a schedule only).
+    control_variates : bool, optional
+        For a model that reads batches of its data: whether they estimate only what differs from an
+        expansion at an anchor, of all the data (:mod:`pymc_ngvi.anchors`). By default yes with the
+        automatic engine, and with a schedule plain batches as in the paper.
     accuracy : float
         Tolerated error of the automatic engine, in posterior standard deviations.
     max_evaluations : int
@@ -79,6 +83,7 @@ class Options:
     step_size: float | Callable[[int], float] | None = None
     n_samples: int | Callable[[int], int] | None = None
     averaging: bool = False
+    control_variates: bool | None = None
     accuracy: float = 0.02
     max_evaluations: int = 20_000
     start: Any = None
@@ -116,6 +121,11 @@ class Options:
                 "averaging belongs to Algorithm 1: name a step_size or n_samples as well. The "
                 "automatic engine averages by itself."
             )
+
+    @property
+    def controlled(self) -> bool:
+        """Whether batches are control variates."""
+        return self.automatic if self.control_variates is None else self.control_variates
 
     @property
     def automatic(self) -> bool:

@@ -71,4 +71,6 @@ class ProgressBar:
             f"ELBO {info.elbo:,.3f}  step {info.step_size:.3g}  "
             f"samples {info.n_samples}  {rate:,.0f} evaluations/s"
         )
+        if info.passes:
+            status += f"  {info.passes:.2f} passes over the data"
         self._progress.update(self._task, advance=1, status=status)

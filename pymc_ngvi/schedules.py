@@ -72,6 +72,17 @@ def growing(gamma: float = 1.0, floor: int = 1) -> SampleSchedule:
     return lambda t: max(floor, math.ceil((t + 1) ** gamma * (1 - 1e-12)))
 
 
+def capped(schedule: SampleSchedule, most: float) -> SampleSchedule:
+    """Stop the growth of a sample size at `most`, rounded up, or at its first value if larger.
+
+    Examples
+    --------
+    >>> [capped(growing(gamma=1.0, floor=2), 3.5)(t) for t in range(6)]
+    [2, 2, 3, 4, 4, 4]
+    """
+    return lambda t: min(schedule(t), max(math.ceil(most), schedule(0)))
+
+
 def as_schedule(value: float | Callable[[int], float], name: str) -> Callable[[int], float]:
     """Turn a number into a constant schedule and leave a callable as it is."""
     if callable(value):

@@ -1,0 +1,210 @@
+"""A model that reads batches of its data, as a target with noise, and ways to have less of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pymc
+
+from pymc_ngvi.anchors import Anchor
+from pymc_ngvi.compiled import Target
+from pymc_ngvi.estimators import Evaluation
+from pymc_ngvi.families import Gaussian
+from pymc_ngvi.layout import Array
+from pymc_ngvi.minibatches import Batched
+
+# Numbers in what a chunk of rows takes to evaluate: about rows times parameters, some 30 MB.
+_CHUNK_NUMBERS = 2**22
+_LARGEST_CHUNK = 2**16
+# Draws evaluated together, and so batches that are in memory at a time.
+_DRAWS_AT_A_TIME = 32
+# Numbers kept of batches at the anchor, so that they need not be evaluated there again.
+_KEPT_NUMBERS = 2**23
+
+
+class BatchTarget(Target):
+    """A compiled model of which every evaluation of a draw sees a batch of its own.
+
+    Without an anchor the batches are plain. With one they are control variates: see
+    :mod:`pymc_ngvi.anchors`.
+
+    Parameters
+    ----------
+    batched : Batched
+        Where the batches enter.
+    *args, **kwargs
+        As for :class:`~pymc_ngvi.compiled.Target`.
+
+    Attributes
+    ----------
+    controlled : bool
+        Whether `follow` may place anchors.
+    anchor : Anchor or None
+        The current one.
+    anchors : int
+        Anchors placed so far.
+    rows : int
+        Rows read so far, those of anchors included.
+    """
+
+    def __init__(self, batched: Batched, model: pymc.Model, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, *args, batched=batched, **kwargs)
+        self.batched = batched
+        self.reset(0)
+
+    @property
+    def passes(self) -> float:
+        """Rows read so far, in passes over the data."""
+        return self.rows / self.batched.n_rows
+
+    @property
+    def price(self) -> float:
+        """Cost of an anchor, in evaluations of a batch."""
+        return self.batched.n_rows / self.batched.batch_size
+
+    def reset(self, seed: int, *, controlled: bool = True) -> None:
+        """Begin anew: without an anchor, and as if no row had been read."""
+        self.controlled = controlled
+        self.anchor: Anchor | None = None
+        self.anchors = self.rows = 0
+        self._seed: int | None = None
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Let the batches drawn from now on follow from `seed`."""
+        if seed != self._seed:
+            self._kept: dict[int, Evaluation] = {}
+        self._seed, self._position = seed, 0
+        for i, feed in enumerate(self.batched.feeds):
+            feed.loader.reseed(seed + i)
+
+    def follow(self, q: Gaussian, planned: int, *, near: bool = True) -> None:
+        """Place a new anchor at the mean of q, where that pays.
+
+        Parameters
+        ----------
+        q : Gaussian
+        planned : int
+            Evaluations that are to follow.
+        near : bool
+            False far from the optimum, where the next step may lead far from the anchor, and the
+            first one is placed only if it costs less than these evaluations.
+        """
+        if not self.controlled or not (near or self.price < planned):
+            return
+        if self.anchor is None or self.anchor.is_far_from(q, self.price, planned):
+            self.place_anchor(q)
+
+    def place_anchor(self, q: Gaussian) -> None:
+        """Evaluate all the data at the mean of q; where that is not finite there is no anchor."""
+        full = self.evaluate_fully(q.mean[np.newaxis], self._anchor_curvature)
+        parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
+        self.anchor = Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
+        self.anchors += 1
+        self._kept = {}
+
+    def log_density(self, draws: Array) -> Array:
+        """Log density (n,) at draws (n, d), each estimated from a batch."""
+        draws = self._as_draws(draws)
+        parts = []
+        for part, data in self._with_batches(draws):
+            value = self._density(part, data)
+            if self.anchor is not None:
+                here = Evaluation(value, np.zeros(part.shape), None)
+                value = self.anchor.control(part, here, self._at_anchor(data)).log_density
+            parts.append(value)
+        return np.concatenate(parts)
+
+    def evaluate(self, draws: Array, curvature: str) -> Evaluation:
+        """Log density, gradient and Hessian at draws (n, d), each estimated from a batch."""
+        parts = []
+        for part, data in self._with_batches(self._as_draws(draws)):
+            here = self._evaluate(part, curvature, data)
+            if self.anchor is not None:
+                here = self.anchor.control(part, here, self._at_anchor(data))
+            parts.append(here)
+        return Evaluation(
+            np.concatenate([part.log_density for part in parts]),
+            np.concatenate([part.gradient for part in parts]),
+            None if curvature == "none" else np.concatenate([part.hessian for part in parts]),
+        )
+
+    def noise(self, q: Gaussian, rng: np.random.Generator, n: int = 100) -> float:
+        """Standard deviation that a batch adds to the log density, at draws from q."""
+        draws = q.sample(n, rng)
+        differences = self.log_density(draws) - self.log_density(draws)
+        return float(np.sqrt(np.mean(np.square(differences)) / 2))
+
+    def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
+        """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
+        draws = self._as_draws(draws)
+        parts = [
+            self._evaluate(draws, curvature, itertools.repeat(data)) for data in self._chunks()
+        ]
+        return Evaluation(
+            np.sum([part.log_density for part in parts], axis=0),
+            np.sum([part.gradient for part in parts], axis=0),
+            None if curvature == "none" else np.sum([part.hessian for part in parts], axis=0),
+        )
+
+    @property
+    def _anchor_curvature(self) -> str:
+        return "none" if self.curvature == "none" or self.hessian_route == "none" else "full"
+
+    def _at_anchor(self, data: list[tuple[Any, ...]]) -> Evaluation:
+        """Evaluate the batches of the last draws at the anchor, once for each seed."""
+        assert self.anchor is not None
+        if self._position not in self._kept:
+            at = np.repeat(self.anchor.q.mean[np.newaxis], len(data), axis=0)
+            there = self._evaluate(at, self._anchor_curvature, data)
+            if len(self._kept) * _DRAWS_AT_A_TIME * self.dim**2 > _KEPT_NUMBERS:
+                return there
+            self._kept[self._position] = there
+        return self._kept[self._position]
+
+    def _with_batches(self, draws: Array) -> Iterator[tuple[Array, list[tuple[Any, ...]]]]:
+        """Draws a few at a time, each with a fresh batch."""
+        for start in range(0, len(draws), _DRAWS_AT_A_TIME):
+            part = draws[start : start + _DRAWS_AT_A_TIME]
+            data = [self._common_data() for _ in part]
+            self.rows += len(part) * self.batched.batch_size
+            self._position += len(part)
+            yield part, data
+
+    def _common_data(self) -> tuple[Any, ...]:
+        """Draw one batch."""
+        data: list[Any] = [_ONE]
+        for feed in self.batched.feeds:
+            data += [_ONE, *_cast(feed.loader.draw(), feed.containers)]
+        return tuple(data)
+
+    def _chunks(self) -> Iterator[tuple[Any, ...]]:
+        """All the data in chunks, each with the weights that make them add up to the whole."""
+        size = min(max(_CHUNK_NUMBERS // self.dim, 1), _LARGEST_CHUNK)
+        feeds = self.batched.feeds
+        n_chunks = max(-(-feed.loader.n_rows // size) for feed in feeds)
+        for i in range(n_chunks):
+            data: list[Any] = [_ONE if i == 0 else _ZERO]
+            for feed in feeds:
+                # As many chunks of each feed; where one has fewer rows than chunks, some are empty.
+                n = feed.loader.n_rows
+                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
+                arrays = feed.loader.read(start, max(stop, start + 1))
+                weight = np.array((stop - start) / n)
+                data += [weight, *_cast(arrays, feed.containers)]
+                self.rows += stop - start
+            yield tuple(data)
+
+
+_ONE, _ZERO = np.array(1.0), np.array(0.0)
+
+
+def _cast(arrays: list[np.ndarray], containers: tuple[Any, ...]) -> list[np.ndarray]:
+    """Contiguous and writable arrays of the containers' types, as compiled functions take them."""
+    return [
+        np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
+        for array, container in zip(arrays, containers, strict=True)
+    ]

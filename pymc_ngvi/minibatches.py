@@ -1,0 +1,276 @@
+"""The batches a model reads: where they enter it, and what they are fed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc
+import pytensor
+import pytensor.tensor as pt
+from pymc.data import MinibatchOp
+from pymc.model.fgraph import (
+    ModelObservedRV,
+    ModelVar,
+    fgraph_from_model,
+    model_from_fgraph,
+)
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.errors import did_you_mean, warn
+from pymc_ngvi.loader import Loader
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows that belong together, and the containers of a model that a batch of them goes to.
+
+    Attributes
+    ----------
+    loader : Loader
+    containers : tuple of shared variables
+        In the order of the loader's arrays.
+    """
+
+    loader: Loader
+    containers: tuple[SharedVariable, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a log density.
+
+    Attributes
+    ----------
+    variable : Variable
+        The variable or potential it belongs to.
+    logp : Variable
+        Elementwise, and scaled by PyMC to the total size.
+    feed : int or None
+        Number of the feed it reads its data from, if from any.
+    total : Variable or None
+        Total size it is scaled to.
+    """
+
+    variable: Variable
+    logp: Variable
+    feed: int | None
+    total: Variable | None
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A model that reads its batches from containers.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        Equivalent to the user's, with a container in place of each output of ``pm.Minibatch``.
+        They hold all the data where the user's arrays are in memory.
+    feeds : tuple of Feed
+    """
+
+    model: pymc.Model
+    feeds: tuple[Feed, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all feeds together: those of one pass over the data."""
+        return sum(feed.loader.n_rows for feed in self.feeds)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of one batch of each feed together."""
+        return sum(feed.loader.batch_size for feed in self.feeds)
+
+    def terms(self) -> list[Term]:
+        """Return the terms of the log density."""
+        model = self.model
+        variables = [*dict.fromkeys(model.observed_RVs), *model.free_RVs, *model.potentials]
+        with pytensor.config.change_flags(traceback__limit=0):
+            logps = model.logp(vars=variables, sum=False)
+        return [
+            Term(variable, logp, self._feed_of(variable, logp), _total_size(variable))
+            for variable, logp in zip(variables, logps, strict=True)
+        ]
+
+    def _feed_of(self, variable: Variable, logp: Variable) -> int | None:
+        above = set(ancestors([logp]))
+        found = [i for i, feed in enumerate(self.feeds) if above.intersection(feed.containers)]
+        if len(found) > 1:
+            raise NotImplementedError(
+                f"{variable.name} reads batches of different data, drawn independently of each "
+                "other: take all its arrays from one pm.Minibatch or one Loader"
+            )
+        return found[0] if found else None
+
+    def check_total_sizes(self) -> None:
+        """Warn of terms that are not scaled to their data: PyMC says nothing of these."""
+        for term in self.terms():
+            if term.feed is None:
+                continue
+            name, rows = term.variable.name, self.feeds[term.feed].loader.n_rows
+            size = self.feeds[term.feed].loader.batch_size
+            if term.total is None:
+                observed = term.variable in self.model.observed_RVs
+                fix = f"add total_size={rows} to it" if observed else f"multiply it by {rows / size:g}"
+                warn(
+                    f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
+                    f"the posterior is one of {size} rows only: {fix}"
+                )
+            elif isinstance(term.total, Constant) and int(term.total.data) != rows:
+                warn(
+                    f"{name} has total_size={int(term.total.data)}, but its data have {rows} rows: "
+                    "the likelihood is scaled to the former"
+                )
+
+
+def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | None:
+    """Find where batches enter a model: by ``pm.Minibatch``, or from a loader.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    loader : Loader, optional
+        What some containers of the model are fed from.
+
+    Returns
+    -------
+    Batched or None
+        None for a model of all its data.
+    """
+    feeds = [] if loader is None else [_loaded(model, loader)]
+    if any(isinstance(v.owner.op, MinibatchOp) for v in _computed(model)):
+        model, found = _with_containers(model)
+        feeds += found
+    return Batched(model, tuple(feeds)) if feeds else None
+
+
+def as_tensor(variable: Variable) -> Variable:
+    """Drop the named dimensions of a variable of ``pymc.dims``."""
+    return variable.values if hasattr(variable.type, "dims") else variable
+
+
+def full_data(model: pymc.Model) -> pymc.Model:
+    """Return the model of all the data of a model of minibatches.
+
+    For what needs all the data, such as posterior predictions of each row:
+    ``pm.sample_posterior_predictive(idata, model=pymc_ngvi.full_data(model))``.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        A model with ``pm.Minibatch``. Any other is returned as it is.
+    """
+    batched = find_batches(model)
+    return model if batched is None else batched.model
+
+
+def _computed(model: pymc.Model) -> Iterator[Variable]:
+    outputs = [*model.basic_RVs, *model.potentials, *model.deterministics]
+    observed = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    return (v for v in ancestors([*outputs, *observed]) if v.owner is not None)
+
+
+def _total_size(variable: Variable) -> Variable | None:
+    node = variable.owner
+    if node is None or not isinstance(node.op, MinibatchRandomVariable) or len(node.inputs) < 2:
+        return None
+    total = node.inputs[1]
+    return total if isinstance(total.type, pt.TensorType) else None
+
+
+def _loaded(model: pymc.Model, loader: Loader) -> Feed:
+    names = [variable.name for variable in model.data_vars]
+    containers = []
+    for name, array in loader.arrays.items():
+        if name not in names:
+            raise ValueError(
+                f"the loader has an array {name!r}, but the model has no such pm.Data container"
+                f"{did_you_mean(name, names, '; it has ' + (', '.join(names) or 'none'))}"
+            )
+        container = model[name]
+        if container.ndim != len(array.shape):
+            raise ValueError(
+                f"the container {name} has {container.ndim} dimensions, the loader's array "
+                f"{len(array.shape)}"
+            )
+        containers.append(container)
+    return Feed(loader, tuple(containers))
+
+
+def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
+    """Rebuild a model with a container in place of each output of ``pm.Minibatch``.
+
+    The log density itself cannot be changed afterwards: PyMC has written the batch size into it.
+    """
+    with _without_initial_values(model) as initial_values:
+        fgraph, _ = fgraph_from_model(model)
+    nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, MinibatchOp)]
+    observed = {
+        node.inputs[1]: node.outputs[0].name
+        for node in fgraph.apply_nodes
+        if isinstance(node.op, ModelObservedRV)
+    }
+    # A batch may stand in the graph several times, each time with the same generator.
+    groups: dict[Variable, Feed] = {}
+    for generator in dict.fromkeys(node.inputs[-1] for node in nodes):
+        copies = [node for node in nodes if node.inputs[-1] is generator]
+        names = [
+            next((observed[copy.outputs[i]] for copy in copies if copy.outputs[i] in observed), None)
+            for i in range(len(copies[0].inputs) - 1)
+        ]
+        arrays = {
+            name or f"array {i} of pm.Minibatch": _value(data)
+            for i, (name, data) in enumerate(zip(names, copies[0].inputs[:-1], strict=True))
+        }
+        containers = [
+            pytensor.shared(array, name=name, shape=(None, *array.shape[1:]), borrow=True)
+            for name, array in arrays.items()
+        ]
+        loader = Loader(arrays, batch_size=copies[0].outputs[0].type.shape[0])
+        groups[generator] = Feed(loader, tuple(containers))
+    replacements = {
+        output: container
+        for node in nodes
+        for output, container in zip(node.outputs, groups[node.inputs[-1]].containers, strict=False)
+    }
+    outputs = clone_replace(fgraph.outputs, replacements, rebuild_strict=False)
+    for old, new in zip(fgraph.outputs, outputs, strict=True):
+        new.name = old.name
+    rebuilt = FunctionGraph(outputs=outputs, clone=False)
+    rebuilt._coords, rebuilt._dim_lengths = fgraph._coords, fgraph._dim_lengths
+    new_model = model_from_fgraph(rebuilt, mutate_fgraph=True)
+    for name, value in initial_values.items():
+        new_model.rvs_to_initial_values[new_model[name]] = value
+    return new_model, list(groups.values())
+
+
+@contextmanager
+def _without_initial_values(model: pymc.Model) -> Iterator[dict[str, Any]]:
+    """Take away, for a moment, what PyMC refuses to copy."""
+    values = dict(model.rvs_to_initial_values)
+    model.rvs_to_initial_values.update(dict.fromkeys(values))
+    try:
+        yield {variable.name: value for variable, value in values.items()}
+    finally:
+        model.rvs_to_initial_values.update(values)
+
+
+def _value(data: Variable) -> np.ndarray:
+    """Return the array a variable of data stands for, without a copy where possible."""
+    if data.owner is not None and isinstance(data.owner.op, ModelVar):  # a pm.Data container
+        data = data.owner.inputs[0]
+    if isinstance(data, Constant):
+        return np.asarray(data.data)
+    if isinstance(data, SharedVariable):
+        return np.asarray(data.get_value(borrow=True))
+    return np.asarray(data.eval())

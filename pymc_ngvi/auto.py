@@ -95,11 +95,16 @@ class Engine(Levels):
         self._secants = Secants()
         self.evaluations = max(self.evaluations, state.evaluations)
         limit = self.max_evaluations if budget is None else self.evaluations + budget
-        for moved, info in self._level(state, forced=True):
-            state = moved
-            yield state, info
-            if state.iteration >= last or self.evaluations + self.n_samples > limit:
-                break
+        near = False
+        while not near:
+            for moved, info in self._level(state, forced=True):
+                state = moved
+                yield state, info
+                if state.iteration >= last or self.evaluations + self.n_samples > limit:
+                    return replace(state, evaluations=self.evaluations)
+            # A few batches of data come near the optimum of these batches, which may be far from
+            # that of all the data. With an anchor there, the same draws come as near as others.
+            near = not self._follow(state.q, near=True)
         return replace(state, evaluations=self.evaluations)
 
     def converge(self, state: State, last: int) -> Iterations:
@@ -118,6 +123,8 @@ class Engine(Levels):
                 return "max_iterations", state
             if settled and noise.excess(self.accuracy) <= 1:
                 return "converged", state
+            if self._follow(state.q, near=True):
+                continue  # the noise was that of an anchor far away
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
             affordable = (self.max_evaluations - self.evaluations) // 3
@@ -201,7 +208,7 @@ class Engine(Levels):
                 self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
                 if self.spent:
                     return replace(state, evaluations=self.evaluations), noise, False
-                self._follow(state.q)
+                self._follow(state.q, near=True)
                 here = self.evaluate(state.q, self.draw(self.n_samples, state.q))
                 if here.left(self._secants).excess(self.accuracy) > NEGLIGIBLE:
                     self._look_ahead(here, few)

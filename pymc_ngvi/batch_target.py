@@ -81,7 +81,7 @@ class BatchTarget(Target):
         for i, feed in enumerate(self.batched.feeds):
             feed.loader.reseed(seed + i)
 
-    def follow(self, q: Gaussian, planned: int, *, near: bool = True) -> None:
+    def follow(self, q: Gaussian, planned: int, *, near: bool = True) -> bool:
         """Place a new anchor at the mean of q, where that pays.
 
         Parameters
@@ -92,11 +92,18 @@ class BatchTarget(Target):
         near : bool
             False far from the optimum, where the next step may lead far from the anchor, and the
             first one is placed only if it costs less than these evaluations.
+
+        Returns
+        -------
+        bool
+            Whether there is a new one.
         """
         if not self.controlled or not (near or self.price < planned):
-            return
-        if self.anchor is None or self.anchor.is_far_from(q, self.price, planned):
-            self.place_anchor(q)
+            return False
+        if self.anchor is not None and not self.anchor.is_far_from(q, self.price, planned):
+            return False
+        self.place_anchor(q)
+        return True
 
     def place_anchor(self, q: Gaussian) -> None:
         """Evaluate all the data at the mean of q; where that is not finite there is no anchor."""

@@ -129,13 +129,12 @@ class Levels:
             estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
-    def _follow(self, q: Gaussian) -> None:
-        """Let a target that reads batches of data come along, before draws are evaluated on it.
+    def _follow(self, q: Gaussian, *, near: bool) -> bool:
+        """Let a target that reads batches of data come along, and tell whether it did.
 
-        It must not change while draws are in use: they would have less in common.
+        Only between two sets of draws: those in use would have less in common afterwards.
         """
-        if self._reads_batches:
-            self.target.follow(q, self.n_samples, near=not self._warming_up)
+        return self._reads_batches and self.target.follow(q, self.n_samples, near=near)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
         """Squared displacement an estimate asks for, less what the projection takes back."""
@@ -153,7 +152,7 @@ class Levels:
 
         Returns the state, the noise of its draws, and whether it settled.
         """
-        self._follow(state.q)
+        self._follow(state.q, near=not self._warming_up)
         z = self.draw(self.n_samples, state.q)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0

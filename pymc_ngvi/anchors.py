@@ -59,7 +59,7 @@ class Anchor:
         return q.kl(self.q) > q.dim * (NOTICEABLE if price < planned else FAR)
 
     def control(self, draws: Array, here: Evaluation, there: Evaluation) -> Evaluation:
-        """Evaluations of batches, less their own expansions and plus that of all the data.
+        """Take the expansion of each batch away from its evaluation, and add that of all the data.
 
         Parameters
         ----------

@@ -34,6 +34,7 @@ from pymc_ngvi.inferencedata import (
     trace_dataset,
 )
 from pymc_ngvi.layout import Layout
+from pymc_ngvi.loader import Loader
 from pymc_ngvi.schedules import check_count
 from pymc_ngvi.warmstart import nuts_keywords
 from pymc_ngvi.weighing import POOL, check_importance, resample, weigh
@@ -69,6 +70,8 @@ class GaussianApproximation:
         What happened in each iteration.
     seed : int or other
         The `random_seed` of the fit.
+    loader : Loader or None
+        What containers of the model were fed from.
 
     Notes
     -----
@@ -100,6 +103,7 @@ class GaussianApproximation:
         self.report: Report | None = None
         self.history: list[Info] = []
         self.seed: Any = None
+        self.loader: Loader | None = None
         self._transform: DrawTransform | None = None
         self.set_gaussian(gaussian)
 
@@ -315,7 +319,8 @@ class GaussianApproximation:
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`, built only when the model is not that of last time."""
         if self._transform is None or not self._transform.matches(model):
-            self._transform = DrawTransform(model, self.groups[0].ordering)
+            loader = self.loader if model is self.model else None
+            self._transform = DrawTransform(model, self.groups[0].ordering, loader)
         return self._transform
 
 

@@ -104,7 +104,7 @@ class Engine(Levels):
                     return replace(state, evaluations=self.evaluations)
             # A few batches of data come near the optimum of these batches, which may be far from
             # that of all the data. With an anchor there, the same draws come as near as others.
-            near = not self._follow(state.q, near=True)
+            near = not self._follow(state.q)
         return replace(state, evaluations=self.evaluations)
 
     def converge(self, state: State, last: int) -> Iterations:
@@ -123,7 +123,7 @@ class Engine(Levels):
                 return "max_iterations", state
             if settled and noise.excess(self.accuracy) <= 1:
                 return "converged", state
-            if self._follow(state.q, near=True):
+            if self._follow(state.q):
                 continue  # the noise was that of an anchor far away
             # A level takes three evaluations of its draws at least: where to start, one step, and
             # what is left after it.
@@ -208,7 +208,7 @@ class Engine(Levels):
                 self.n_samples = self._rounded(max(wanted, self._first_size(state.q)), state.q)
                 if self.spent:
                     return replace(state, evaluations=self.evaluations), noise, False
-                self._follow(state.q, near=True)
+                self._follow(state.q)
                 here = self.evaluate(state.q, self.draw(self.n_samples, state.q))
                 if here.left(self._secants).excess(self.accuracy) > NEGLIGIBLE:
                     self._look_ahead(here, few)

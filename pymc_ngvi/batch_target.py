@@ -21,6 +21,10 @@ _CHUNK_NUMBERS = 2**22
 _LARGEST_CHUNK = 2**16
 # Draws evaluated together, and so batches that are in memory at a time.
 _DRAWS_AT_A_TIME = 32
+#: Draws whose log density is estimated from one batch, where nothing else is asked for.
+DRAWS_A_BATCH = 25
+# Rows, or batches, that are few.
+_FEW_ROWS, _FEW_BATCHES = 20_000, 50
 # Numbers kept of batches at the anchor, so that they need not be evaluated there again.
 _KEPT_NUMBERS = 2**23
 
@@ -81,7 +85,7 @@ class BatchTarget(Target):
         for i, feed in enumerate(self.batched.feeds):
             feed.loader.reseed(seed + i)
 
-    def follow(self, q: Gaussian, planned: int, *, near: bool = True) -> bool:
+    def follow(self, q: Gaussian, planned: int) -> bool:
         """Place a new anchor at the mean of q, where that pays.
 
         Parameters
@@ -89,39 +93,44 @@ class BatchTarget(Target):
         q : Gaussian
         planned : int
             Evaluations that are to follow.
-        near : bool
-            False far from the optimum, where the next step may lead far from the anchor, and the
-            first one is placed only if it costs less than these evaluations.
 
         Returns
         -------
         bool
             Whether there is a new one.
         """
-        if not self.controlled or not (near or self.price < planned):
+        if not self.controlled:
             return False
         if self.anchor is not None and not self.anchor.is_far_from(q, self.price, planned):
             return False
-        self.place_anchor(q)
-        return True
+        return self.place_anchor(q)
 
-    def place_anchor(self, q: Gaussian) -> None:
+    def place_anchor(self, q: Gaussian) -> bool:
         """Evaluate all the data at the mean of q; where that is not finite there is no anchor."""
         full = self.evaluate_fully(q.mean[np.newaxis], self._anchor_curvature)
         parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
         self.anchor = Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
         self.anchors += 1
         self._kept = {}
+        return self.anchor is not None
 
     def log_density(self, draws: Array) -> Array:
-        """Log density (n,) at draws (n, d), each estimated from a batch."""
+        """Log density (n,) at draws (n, d), each few of them estimated from a batch.
+
+        Draws share a batch, as its derivatives at the anchor would take most of the time.
+        """
         draws = self._as_draws(draws)
         parts = []
-        for part, data in self._with_batches(draws):
-            value = self._density(part, data)
+        for start in range(0, len(draws), DRAWS_A_BATCH):
+            part = draws[start : start + DRAWS_A_BATCH]
+            data = self._common_data()
+            self.rows += self.batched.batch_size
+            value = self._density(part, itertools.repeat(data))
             if self.anchor is not None:
                 here = Evaluation(value, np.zeros(part.shape), None)
-                value = self.anchor.control(part, here, self._at_anchor(data)).log_density
+                at = self._as_draws(self.anchor.q.mean[np.newaxis])
+                there = self._evaluate(at, self._anchor_curvature, [data])
+                value = self.anchor.control(part, here, there).log_density
             parts.append(value)
         return np.concatenate(parts)
 
@@ -139,11 +148,23 @@ class BatchTarget(Target):
             None if curvature == "none" else np.concatenate([part.hessian for part in parts]),
         )
 
-    def noise(self, q: Gaussian, rng: np.random.Generator, n: int = 100) -> float:
-        """Standard deviation that a batch adds to the log density, at draws from q."""
-        draws = q.sample(n, rng)
+    def noise(self, q: Gaussian, rng: np.random.Generator, n_batches: int = 10) -> float:
+        """Estimate the standard deviation of the log density at draws from q, by the batch."""
+        draws = q.sample(n_batches * DRAWS_A_BATCH, rng)
         differences = self.log_density(draws) - self.log_density(draws)
         return float(np.sqrt(np.mean(np.square(differences)) / 2))
+
+    @property
+    def small(self) -> bool:
+        """Whether all the data are so few that densities may be computed from all of them."""
+        return self.batched.n_rows <= max(_FEW_ROWS, _FEW_BATCHES * self.batched.batch_size)
+
+    def full_log_density(self, draws: Array) -> Array:
+        """Log density (n,) at draws (n, d), of all the data, chunk by chunk."""
+        draws = self._as_draws(draws)
+        return np.sum(
+            [self._density(draws, itertools.repeat(data)) for data in self._chunks()], axis=0
+        )
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
@@ -185,7 +206,7 @@ class BatchTarget(Target):
         """Draw one batch."""
         data: list[Any] = [_ONE]
         for feed in self.batched.feeds:
-            data += [_ONE, *_cast(feed.loader.draw(), feed.containers)]
+            data += [_ONE, *feed.cast(feed.loader.draw())]
         return tuple(data)
 
     def _chunks(self) -> Iterator[tuple[Any, ...]]:
@@ -201,17 +222,9 @@ class BatchTarget(Target):
                 start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
                 arrays = feed.loader.read(start, max(stop, start + 1))
                 weight = np.array((stop - start) / n)
-                data += [weight, *_cast(arrays, feed.containers)]
+                data += [weight, *feed.cast(arrays)]
                 self.rows += stop - start
             yield tuple(data)
 
 
 _ONE, _ZERO = np.array(1.0), np.array(0.0)
-
-
-def _cast(arrays: list[np.ndarray], containers: tuple[Any, ...]) -> list[np.ndarray]:
-    """Contiguous and writable arrays of the containers' types, as compiled functions take them."""
-    return [
-        np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
-        for array, container in zip(arrays, containers, strict=True)
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,8 +246,11 @@ class Report:
 
 
 def fresh_log_ratios(
-    target: Any, q: Gaussian, rng: np.random.Generator, n: int = VERDICT_DRAWS
+    log_density: Callable[[Any], Any],
+    q: Gaussian,
+    rng: np.random.Generator,
+    n: int = VERDICT_DRAWS,
 ) -> NDArray[np.float64]:
     """Log p - log q (n,) at fresh antithetic draws from q."""
     z = standard_normal(n, q.dim, rng, antithetic=True)
-    return np.asarray(target.log_density(q.unwhiten(z)) - q.log_density_whitened(z))
+    return np.asarray(log_density(q.unwhiten(z)) - q.log_density_whitened(z))

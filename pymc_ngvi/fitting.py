@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
 
 from pymc_ngvi import algorithm, schedules
-from pymc_ngvi.anchors import Anchored
 from pymc_ngvi.algorithm import Info, Iterations, Result, State
+from pymc_ngvi.anchors import Anchored
 from pymc_ngvi.approximation import NGVIFullRank, NGVIMeanField
 from pymc_ngvi.auto import Engine, starting_member
-from pymc_ngvi.batch_target import BatchTarget
-from pymc_ngvi.diagnostics import VERDICT_DRAWS, Report, Verdict, fresh_log_ratios
+from pymc_ngvi.batch_target import DRAWS_A_BATCH, BatchTarget
+from pymc_ngvi.diagnostics import Report, Verdict, fresh_log_ratios
 from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, warn
 from pymc_ngvi.estimators import Stein, mean_and_error
 from pymc_ngvi.families import Gaussian
@@ -199,10 +200,10 @@ class Fit:
 
     def _schedule(self, n: int) -> Iterations:
         options, estimator = self.options, self.options.estimator
-        n_samples = schedules.as_schedule(options.n_samples or 10, "n_samples")
+        n_samples = 10 if options.n_samples is None else options.n_samples
         if isinstance(self.target, BatchTarget):
             # Once an iteration reads as much as all the data, there is nothing more to read.
-            n_samples = schedules.capped(n_samples, self.target.price)
+            n_samples = schedules.capped(n_samples, math.ceil(self.target.price))
             estimator = Anchored(estimator) if options.controlled else estimator
         return algorithm.iterate(
             self.target,
@@ -297,18 +298,21 @@ class Fit:
         )
 
     def _judge(self, q: Gaussian) -> Verdict:
-        noise = 0.0
-        if isinstance(self.target, BatchTarget):
-            # By all the data, through the anchor, however the fit was made.
-            self.target.controlled = True
-            self.target.follow(q, VERDICT_DRAWS)
-            noise = self.target.noise(q, self.rng)
-            self.target.controlled = self.options.controlled
-        log_ratios = fresh_log_ratios(self.target, q, self.rng)
+        target, noise = self.target, 0.0
+        log_density = target.log_density
+        if isinstance(target, BatchTarget) and target.small:
+            log_density = target.full_log_density
+        elif isinstance(target, BatchTarget):
+            # By all the data, through an anchor, however the fit was made.
+            noise = np.inf if target.anchor is None else target.noise(q, self.rng)
+            if noise > _MOST_NOISE and target.place_anchor(q):
+                noise = target.noise(q, self.rng)
+        log_ratios = fresh_log_ratios(log_density, q, self.rng)
         if not np.isfinite(log_ratios).all():
             worst = np.nan if np.isnan(log_ratios).any() else -np.inf
             return Verdict(worst, np.nan, np.inf, 0.0, len(log_ratios))
         elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
+        elbo_se = math.hypot(elbo_se, noise * math.sqrt(DRAWS_A_BATCH / len(log_ratios)))
         if noise > _MOST_NOISE:  # then the ratios are those of the batches, not of the posterior
             return Verdict(elbo, elbo_se, draws=len(log_ratios))
         importance = Importance.from_ratios(log_ratios)

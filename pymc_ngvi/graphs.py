@@ -79,7 +79,8 @@ def build_graph(model: pymc.Model, layout: Layout, batched: Batched | None = Non
 def _weighted(batched: Batched) -> tuple[Any, tuple[Any, ...]]:
     """Add up the terms of a log density, with weights for those of each feed."""
     outside, weights = pt.scalar("outside"), [pt.scalar() for _ in batched.feeds]
-    total, inputs, containers = [], [outside], {}
+    total, inputs = [], [outside]
+    containers: dict[Any, Any] = {}
     for feed, weight in zip(batched.feeds, weights, strict=True):
         arrays = [container.type(container.name) for container in feed.containers]
         containers.update(zip(feed.containers, arrays, strict=True))

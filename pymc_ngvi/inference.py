@@ -51,8 +51,8 @@ class NGVI(Inference):
         What the model's data containers are fed from, a batch of rows at a time.
     **options
         Those of :class:`pymc_ngvi.options.Options`: `family`, `estimator`, `guard`, `projection`,
-        `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`, `max_evaluations`, `start`, `n_starts`,
-        `start_sigma`, `random_seed`.
+        `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`, `max_evaluations`,
+        `start`, `n_starts`, `start_sigma`, `random_seed`.
 
     Attributes
     ----------
@@ -94,7 +94,9 @@ class NGVI(Inference):
             deviations=first.deviations,
         )
         point = self._target.unflatten(self._target.initial_point)
-        return create_approximation(self.model, start, initial_point=point)
+        approx = create_approximation(self.model, start, initial_point=point)
+        approx.loader = self._loader
+        return approx
 
     @property
     def state(self) -> State | None:

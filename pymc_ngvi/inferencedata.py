@@ -27,7 +27,8 @@ from pymc.util import get_default_varnames
 from pymc_ngvi._compat import collect_groups
 from pymc_ngvi._version import __version__
 from pymc_ngvi.algorithm import Info
-from pymc_ngvi.draws import DrawTransform, Values
+from pymc_ngvi.densities import Values
+from pymc_ngvi.draws import DrawTransform
 from pymc_ngvi.families import Gaussian
 from pymc_ngvi.layout import Layout
 

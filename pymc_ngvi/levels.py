@@ -129,12 +129,12 @@ class Levels:
             estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
-    def _follow(self, q: Gaussian, *, near: bool) -> bool:
+    def _follow(self, q: Gaussian) -> bool:
         """Let a target that reads batches of data come along, and tell whether it did.
 
         Only between two sets of draws: those in use would have less in common afterwards.
         """
-        return self._reads_batches and self.target.follow(q, self.n_samples, near=near)
+        return self._reads_batches and self.target.follow(q, self.n_samples)
 
     def _asked(self, q: Gaussian, estimate: Estimate) -> Noise:
         """Squared displacement an estimate asks for, less what the projection takes back."""
@@ -152,7 +152,8 @@ class Levels:
 
         Returns the state, the noise of its draws, and whether it settled.
         """
-        self._follow(state.q, near=not self._warming_up)
+        if not self._warming_up:  # from far away the next step leads far from an anchor
+            self._follow(state.q)
         z = self.draw(self.n_samples, state.q)
         state, here = self._finite_start(state, z)
         noise, step_size = here.noise(self._secants), 1.0

@@ -66,8 +66,8 @@ class Loader:
         self.batch_size = check_count("batch_size", batch_size)
         if self.batch_size > self.n_rows:
             raise ValueError(
-                f"batch_size={batch_size} is more than the {self.n_rows} rows of {', '.join(arrays)}: "
-                "choose a smaller one, or fit all the data without minibatches"
+                f"batch_size={batch_size} is more than the {self.n_rows} rows of "
+                f"{', '.join(arrays)}: choose a smaller one, or fit all the data without batches"
             )
         in_memory = all(isinstance(array, np.ndarray) for array in arrays.values())
         default = 1 if in_memory else self.batch_size

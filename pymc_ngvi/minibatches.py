@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,18 @@ class Feed:
 
     loader: Loader
     containers: tuple[SharedVariable, ...]
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        """Put rows of each array into its container."""
+        for container, array in zip(self.containers, self.cast(arrays), strict=True):
+            container.set_value(array, borrow=True)
+
+    def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Contiguous and writable arrays of the containers' types, as compiled functions want."""
+        return [
+            np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
+            for array, container in zip(arrays, self.containers, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,9 @@ class Batched:
             name, rows = term.variable.name, self.feeds[term.feed].loader.n_rows
             size = self.feeds[term.feed].loader.batch_size
             if term.total is None:
-                observed = term.variable in self.model.observed_RVs
-                fix = f"add total_size={rows} to it" if observed else f"multiply it by {rows / size:g}"
+                fix = f"multiply it by {rows / size:g}"
+                if term.variable in self.model.observed_RVs:
+                    fix = f"add total_size={rows} to it"
                 warn(
                     f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
                     f"the posterior is one of {size} rows only: {fix}"
@@ -225,7 +238,7 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
     for generator in dict.fromkeys(node.inputs[-1] for node in nodes):
         copies = [node for node in nodes if node.inputs[-1] is generator]
         names = [
-            next((observed[copy.outputs[i]] for copy in copies if copy.outputs[i] in observed), None)
+            next(filter(None, (observed.get(copy.outputs[i]) for copy in copies)), None)
             for i in range(len(copies[0].inputs) - 1)
         ]
         arrays = {

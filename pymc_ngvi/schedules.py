@@ -72,15 +72,16 @@ def growing(gamma: float = 1.0, floor: int = 1) -> SampleSchedule:
     return lambda t: max(floor, math.ceil((t + 1) ** gamma * (1 - 1e-12)))
 
 
-def capped(schedule: SampleSchedule, most: float) -> SampleSchedule:
-    """Stop the growth of a sample size at `most`, rounded up, or at its first value if larger.
+def capped(sizes: int | SampleSchedule, most: int) -> SampleSchedule:
+    """Stop the growth of a sample size at `most`, or at its first value if that is larger.
 
     Examples
     --------
-    >>> [capped(growing(gamma=1.0, floor=2), 3.5)(t) for t in range(6)]
+    >>> [capped(growing(gamma=1.0, floor=2), 4)(t) for t in range(6)]
     [2, 2, 3, 4, 4, 4]
     """
-    return lambda t: min(schedule(t), max(math.ceil(most), schedule(0)))
+    schedule = as_schedule(sizes, "n_samples")
+    return lambda t: min(schedule(t), max(most, schedule(0)))  # type: ignore[return-value]
 
 
 def as_schedule(value: float | Callable[[int], float], name: str) -> Callable[[int], float]:

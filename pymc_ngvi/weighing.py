@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_ngvi.densities import Values
 from pymc_ngvi.diagnostics import Verdict
-from pymc_ngvi.draws import DrawTransform, Values
+from pymc_ngvi.draws import DrawTransform
 from pymc_ngvi.errors import UnreliableFit, did_you_mean, warn
 from pymc_ngvi.families import Gaussian
 from pymc_ngvi.graphs import first_line
@@ -115,10 +116,13 @@ def weigh(
         Of the model.
     required : bool
         Raise where the model's density cannot be had. Otherwise the draws go without: those of a
-        model of minibatches, and of one whose data no longer fit together because predictors
-        were replaced for a prediction.
+        model of minibatches, where each takes a pass over the data, and of one whose data no
+        longer fit together because predictors were replaced for a prediction.
     """
     log_q = gaussian.log_density(draws)
+    if transform.reads_batches and not required:
+        problem = "it takes all the data: ask for it by importance= or log_likelihood="
+        return WeighedDraws(draws, log_q, problem=problem)
     try:
         log_p = transform.log_density(draws)
     # Data of two lengths may fail in any operation, and in any way.

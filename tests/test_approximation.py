@@ -15,8 +15,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 
-from pymc_ngvi import draws as draws_module
-from pymc_ngvi import inferencedata
+from pymc_ngvi import inferencedata, vectorised
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.approximation import (
     NGVIFullRank,
@@ -401,7 +400,7 @@ def test_draws_are_the_same_on_every_machine():
 def test_blocks_of_draws_give_the_same_values(monkeypatch):
     approx = some_approximation(simplices())
     whole = approx.sample(100, random_seed=1).posterior
-    monkeypatch.setattr(draws_module, "_NUMBERS_PER_CALL", 100)
+    monkeypatch.setattr(vectorised, "NUMBERS_PER_CALL", 100)
     blocks = approx.sample(100, random_seed=1).posterior
     for name in whole.data_vars:
         np.testing.assert_allclose(whole[name], blocks[name], rtol=1e-14)

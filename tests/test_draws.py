@@ -7,7 +7,7 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_ngvi import draws as draws_module
+from pymc_ngvi import densities, vectorised
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.approximation import create_approximation
 from pymc_ngvi.families import DiagonalGaussian
@@ -89,7 +89,7 @@ def test_densities_in_blocks_are_the_same(monkeypatch):
     approx, flat = near_the_start(model, 50)
     transform = approx._transform_for(model)
     whole = transform.log_density(flat), transform.log_likelihood(flat)["y"]
-    monkeypatch.setattr(draws_module, "_NUMBERS_PER_CALL", 100)
+    monkeypatch.setattr(vectorised, "NUMBERS_PER_CALL", 100)
     np.testing.assert_allclose(transform.log_density(flat), whole[0], rtol=1e-14)
     np.testing.assert_allclose(transform.log_likelihood(flat)["y"], whole[1], rtol=1e-14)
 
@@ -115,19 +115,32 @@ def minibatches():
     return model
 
 
-def test_minibatches_have_neither_weights_nor_log_likelihood():
+def all_the_data():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 10.0)
+        pm.Normal("y", mu, 1.0, observed=np.arange(100.0))
+    return model
+
+
+def test_densities_of_minibatches_are_asked_for():
     approx, _ = near_the_start(minibatches())
     idata = approx.sample(5, random_seed=1)
     assert list(idata["sample_stats"].data_vars) == ["log_q"]
-    for wish in ({"log_likelihood": True}, {"importance": "psis"}, {"importance": "resample"}):
-        with pytest.raises(TypeError, match="minibatch at a time"):
-            approx.sample(5, **wish)
+    assert "importance=" in idata["sample_stats"].attrs["lp_missing"]
+
+
+@pytest.mark.parametrize("chunk", [2**16, 48])
+def test_densities_of_minibatches_are_those_of_all_the_data(monkeypatch, chunk):
+    """In one chunk and in several."""
+    monkeypatch.setattr(densities, "NUMBERS_PER_CALL", chunk * densities.FIRST_DRAWS)
+    approx, _ = near_the_start(minibatches())
+    own = approx.sample(30, log_likelihood=True, importance="psis", random_seed=1)
+    full = approx.sample(30, model=all_the_data(), log_likelihood=True, random_seed=1)
+    for group, name in [("log_likelihood", "y"), ("sample_stats", "lp")]:
+        np.testing.assert_allclose(own[group][name], full[group][name], rtol=1e-12)
 
 
 def test_the_full_data_can_stand_in_for_minibatches():
     approx, _ = near_the_start(minibatches())
-    with pm.Model() as full:
-        mu = pm.Normal("mu", 0.0, 10.0)
-        pm.Normal("y", mu, 1.0, observed=np.arange(100.0))
-    idata = approx.sample(30, model=full, log_likelihood=True, random_seed=1)
+    idata = approx.sample(30, model=all_the_data(), log_likelihood=True, random_seed=1)
     assert idata["log_likelihood"]["y"].shape == (1, 30, 100)

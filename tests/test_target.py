@@ -19,6 +19,7 @@ from pytensor.graph.replace import _vectorize_node
 
 from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.estimators import Evaluation
+from pymc_ngvi.evaluators import Data
 from pymc_ngvi.target import (
     HessianFallbackWarning,
     HessianUnavailableError,
@@ -198,23 +199,12 @@ def test_set_data_takes_effect_after_compiling():
     np.testing.assert_allclose(after.hessian, [[[-5.0]]])
 
 
-def test_minibatches_are_fresh_at_each_call():
-    data = np.arange(100.0)
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0.0, 10.0)
-        pm.Normal("y", mu, 1.0, observed=pm.Minibatch(data, batch_size=5), total_size=100)
-    target = compile_target(model, backend="interpreted")
-    evaluation = target.evaluate(np.zeros((20, 1)), "full")
-    assert len(set(evaluation.log_density)) > 10
-    np.testing.assert_allclose(evaluation.hessian, -100.01)
-
-
 def test_another_evaluator_can_take_over(interpreted):
     class Twice:
         def __init__(self, target: Target) -> None:
             self.target = target
 
-        def __call__(self, draws: np.ndarray, curvature: str) -> Evaluation:
+        def __call__(self, draws: np.ndarray, curvature: str, data: Data) -> Evaluation:
             one = self.target.evaluate(draws, "full")
             return Evaluation(2 * one.log_density, 2 * one.gradient, 2 * one.hessian)
 
@@ -334,12 +324,12 @@ def test_products_where_an_op_does_not_vectorise():
     np.testing.assert_allclose(evaluation.hessian[0], np.diag(0.6 * x - 1), atol=1e-12)
 
 
-def test_scan_where_products_would_mix_minibatches():
+def test_products_see_one_minibatch():
     target = compile_target(cubic(minibatch=True), backend="interpreted")
-    with pytest.warns(HessianFallbackWarning, match="minibatch of its own") as caught:
+    with pytest.warns(HessianFallbackWarning, match="does not vectorise") as caught:
         evaluation = target.evaluate(np.array([[0.5, -1.0, 2.0]]), "full")
-    assert target.hessian_route == "scan"
-    assert len(caught) == 2
+    assert target.hessian_route == "products"
+    assert len(caught) == 1
     np.testing.assert_allclose(np.diagonal(evaluation.hessian[0]), [-50.7, -1.6, 0.2])
 
 

@@ -45,6 +45,21 @@ def test_fitting():
     assert len(namespace["tracker"]["mean"]) > 0
 
 
+def test_minibatches():
+    namespace = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fifty iterations with plain batches are no good fit
+        for block in blocks("minibatches.md"):
+            # LOO of all rows would take a minute, and so would compiling.
+            shorter = block.replace("50_000", "1_000").replace("20_000", "600")
+            shorter = shorter.replace('"ngvi",', '"ngvi", backend="interpreted",')
+            exec(compile(shorter, "minibatches.md", "exec"), namespace)
+    approx, same = namespace["approx"].gaussian, namespace["same"].gaussian
+    assert approx.kl(same) < 0.01
+    assert namespace["predicted"]["posterior_predictive"]["y"].sizes["draw"] == 20
+    assert namespace["part"]["posterior_predictive"]["outcome"].shape[2] == 400
+
+
 def test_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")

@@ -134,7 +134,7 @@ def test_densities_of_minibatches_are_those_of_all_the_data(monkeypatch, chunk):
     """In one chunk and in several."""
     monkeypatch.setattr(densities, "NUMBERS_PER_CALL", chunk * densities.FIRST_DRAWS)
     approx, _ = near_the_start(minibatches())
-    own = approx.sample(30, log_likelihood=True, importance="psis", random_seed=1)
+    own = approx.sample(30, log_likelihood=True, random_seed=1)
     full = approx.sample(30, model=all_the_data(), log_likelihood=True, random_seed=1)
     for group, name in [("log_likelihood", "y"), ("sample_stats", "lp")]:
         np.testing.assert_allclose(own[group][name], full[group][name], rtol=1e-12)

@@ -37,8 +37,8 @@ approx.report
 # %% [markdown]
 # The line `data` says what was read. Two passes were for **anchors**: the gradient and Hessian of
 # all the data at one point. The batches then estimate only what differs from the expansion there,
-# which is next to nothing, so a fit of batches is as accurate as one of all the data. The maximum of
-# the likelihood, by Newton's method on all the data, is where the means should be:
+# which is next to nothing, so a fit of batches is as accurate as one of all the data. The mode of
+# the posterior, by Newton's method on all the data, is where the means should be:
 
 # %%
 mode = np.zeros(10)
@@ -54,8 +54,8 @@ print(f"standard deviations: {ratio.min():.4f} to {ratio.max():.4f} of the Lapla
 # %% [markdown]
 # ## What plain batches do
 #
-# The same number of rows without anchors, with the decreasing steps of the paper. The verdict, which
-# goes by all the data, is not taken in by it, and warns:
+# The same number of rows without anchors, with the decreasing steps of the paper. The verdict
+# goes by all the data, is not taken in, and warns:
 
 # %%
 reads = 100
@@ -78,7 +78,9 @@ for label, error in errors.items():
 axis.axhspan(-1, 1, alpha=0.1)
 axis.set(xlabel="slope", ylabel="error, in posterior\nstandard deviations", xticks=range(10))
 axis.legend()
-print(f"{plain.report.passes:.2f} passes for plain batches, {approx.report.passes:.2f} with anchors")
+print(
+    f"{plain.report.passes:.2f} passes for plain batches, {approx.report.passes:.2f} with anchors"
+)
 
 # %% [markdown]
 # The band is one standard deviation. Plain batches are right on average, but a few passes leave

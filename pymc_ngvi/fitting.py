@@ -23,6 +23,7 @@ from pymc_ngvi.diagnostics import Report, Verdict, fresh_log_ratios
 from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, warn
 from pymc_ngvi.estimators import Stein, mean_and_error
 from pymc_ngvi.families import Gaussian
+from pymc_ngvi.graphs import first_line
 from pymc_ngvi.importance import Importance
 from pymc_ngvi.options import Options
 from pymc_ngvi.progress import ProgressBar
@@ -263,7 +264,12 @@ class Fit:
         begin = time.perf_counter()
         cut_short = result.status in ("failed", "interrupted")
         data = self._data_read()
-        verdict = Verdict() if cut_short else self._judge(result.q)
+        verdict = Verdict()
+        if not cut_short:
+            try:
+                verdict = self._judge(result.q)
+            except (Exception, KeyboardInterrupt) as error:  # the fit itself is not to be lost
+                warn(f"ngvi: the fit was not judged: {first_line(error)}", UnreliableFit)
         if isinstance(self.target, BatchTarget):
             data["verdict_passes"] = self.target.passes - data["passes"]
         self.verdict_seconds += time.perf_counter() - begin

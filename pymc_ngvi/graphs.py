@@ -161,7 +161,7 @@ ROUTES: tuple[tuple[str, Callable[[Graph], tuple[list[Any], Any]], str], ...] = 
 )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Shorten an error to its type and the first line of its message."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -13,6 +13,7 @@ from pymc_ngvi.schedules import check_count
 # Rows up to which the order of a pass is drawn at once. Beyond, batches are drawn one by one: they
 # seldom have a row in common, and to draw an order would take as long as to evaluate them.
 _LONGEST_ORDER = 2**17
+_ROWS_AT_A_TIME = 2**16
 
 
 class Loader:
@@ -69,12 +70,14 @@ class Loader:
                 f"batch_size={batch_size} is more than the {self.n_rows} rows of "
                 f"{', '.join(arrays)}: choose a smaller one, or fit all the data without batches"
             )
-        in_memory = all(isinstance(array, np.ndarray) for array in arrays.values())
-        default = 1 if in_memory else self.batch_size
+        kinds = {type(array) for array in arrays.values()}
+        self._in_memory = kinds == {np.ndarray}
+        mapped = kinds <= {np.ndarray, np.memmap}
+        default = 1 if mapped else self.batch_size
         self.block = default if block is None else check_count("block", block)
         if self.block > self.batch_size:
             raise ValueError(f"block={block} is more than a batch of {batch_size} rows")
-        self._random_rows = in_memory and self.block == 1
+        self._random_rows = mapped and self.block == 1
         self.reseed(0)
 
     def __repr__(self) -> str:
@@ -100,6 +103,12 @@ class Loader:
         """Read all rows in order, `size` at a time, by name: what ``pm.set_data`` takes."""
         for start in range(0, self.n_rows, size):
             yield dict(zip(self.arrays, self.read(start, start + size), strict=True))
+
+    def check(self) -> None:
+        """Raise, with its number, where a row of arrays in memory is not finite."""
+        if self._in_memory:
+            for _ in self.chunks(_ROWS_AT_A_TIME):
+                pass
 
     def read(self, start: int, stop: int) -> list[np.ndarray]:
         """Read the rows from `start` to `stop` of each array."""

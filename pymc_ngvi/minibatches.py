@@ -124,8 +124,13 @@ class Batched:
             )
         return found[0] if found else None
 
-    def check_total_sizes(self) -> None:
-        """Warn of terms that are not scaled to their data: PyMC says nothing of these."""
+    def check(self) -> None:
+        """Raise where data in memory are not finite, and warn of terms not scaled to their data.
+
+        PyMC says nothing of the latter. Data on disk are checked as they are read.
+        """
+        for feed in self.feeds:
+            feed.loader.check()
         for term in self.terms():
             if term.feed is None:
                 continue

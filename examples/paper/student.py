@@ -82,8 +82,9 @@ def student(settings: Settings) -> Rows:
         *(summary(variant, step, runs) for (variant, step), runs in results.items()),
     ]
     write_summary(settings, "student", rows)
-    write_elbos(settings, results)
-    draw(settings, results)
+    curves = statistics(results)
+    write_rows(settings.output / "student_curves.csv", curves)
+    draw(settings, curves)
     return rows
 
 
@@ -200,36 +201,13 @@ def _nats(value: float) -> str:
     return "failed" if np.isnan(value) else f"{value:.2f}"
 
 
-def draw(settings: Settings, results: dict[tuple[str, str], list[Run]]) -> None:
-    """Draw medians as lines and quartiles as bands, means dotted, over the runs that go on."""
-    times = np.arange(settings.iterations)
-    best = np.nanmax([run.final for runs in results.values() for run in runs])
-    figure, two = panels(height=4.4)
-    for axes, step in zip(two, STEP_SIZES, strict=True):
-        for i, variant in enumerate(VARIANTS):
-            curves = np.array([run.curve for run in results[variant, step]])
-            going = np.isfinite(curves).any(axis=0)
-            if going.sum() < 2:
-                continue
-            low, middle, high = np.nanquantile(curves[:, going], [0.25, 0.5, 0.75], axis=0)
-            axes.fill_between(times[going], low, high, color=f"C{i}", alpha=0.25, linewidth=0)
-            axes.plot(times[going], middle, color=f"C{i}", label=variant)
-            mean = np.nanmean(curves[:, going], axis=0)
-            axes.plot(times[going], mean, color=f"C{i}", linestyle=":", linewidth=1.5)
-        axes.set(title=step.replace("eta", r"$\eta_t$"), xlabel="iteration $t$", ylabel="ELBO")
-        axes.set(ylim=(best - 150, best + 5), xscale="symlog")
-        axes.set_xlim(0, settings.iterations)
-    handles = {h.get_label(): h for axes in two for h in axes.get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=6, fontsize="small")
-    save_figure(figure, settings, "student")
-
-
-def write_elbos(settings: Settings, results: dict[tuple[str, str], list[Run]]) -> None:
-    """Write mean, median and quartiles over the iterations in long form."""
+def statistics(results: dict[tuple[str, str], list[Run]]) -> Rows:
+    """Mean, median and quartiles of the ELBO over the runs that go on, at 200 iterations or so."""
     rows = []
     for (variant, step), runs in results.items():
         curves = np.array([run.curve for run in runs])
-        for t in range(0, settings.iterations, max(1, settings.iterations // 200)):
+        length = curves.shape[1]
+        for t in range(0, length, max(1, length // 200)):
             column = curves[np.isfinite(curves[:, t]), t]
             if not column.size:
                 continue
@@ -246,4 +224,27 @@ def write_elbos(settings: Settings, results: dict[tuple[str, str], list[Run]]) -
                     "q75": float(high),
                 }
             )
-    write_rows(settings.output / "student_curves.csv", rows)
+    return rows
+
+
+def draw(settings: Settings, rows: Rows) -> None:
+    """Draw medians as lines and quartiles as bands, means dotted, within 150 nats of the best."""
+    best = max(row["median"] for row in rows)
+    figure, two = panels(height=4.4)
+    for axes, step in zip(two, STEP_SIZES, strict=True):
+        for i, variant in enumerate(VARIANTS):
+            own = [row for row in rows if (row["variant"], row["step_size"]) == (variant, step)]
+            t, mean, low, middle, high = (
+                np.array([row[key] for row in own])
+                for key in ("iteration", "mean", "q25", "median", "q75")
+            )
+            # Narrower on top of wider, as many of them coincide.
+            width = 1.5 * (len(VARIANTS) - i)
+            axes.plot(t, middle, color=f"C{i}", linewidth=width, label=variant)
+            axes.plot(t, mean, color=f"C{i}", linestyle=":", linewidth=1.5)
+            axes.fill_between(t, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+        axes.set(title=step.replace("eta", r"$\eta_t$"), xlabel="iteration $t$", ylabel="ELBO")
+        axes.set_xscale("symlog", linthresh=10)
+        axes.set(ylim=(best - 150, best + 10), xlim=(0, t[-1]))
+    figure.legend(*two[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    save_figure(figure, settings, "student")

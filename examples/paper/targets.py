@@ -75,8 +75,8 @@ class StudentRegression:
 
     .. math:: y_m \sim t_\nu(z_m'x, 1), \qquad x \sim N(0, \sigma_0^2 I)
 
-    The function that a PyMC model compiles to takes one draw after the other; on the paper's data
-    this takes an eighth of its time, which makes fifty runs of each variant affordable.
+    The function that a PyMC model compiles to takes one draw after the other; this one makes fifty
+    runs of each variant affordable.
 
     Parameters
     ----------

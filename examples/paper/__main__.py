@@ -12,7 +12,9 @@ from examples.paper.common import Settings
 from examples.paper.conjugate import gaussian, subsampling
 from examples.paper.influence import growth, neighbourhood
 from examples.paper.logistic import logistic, nonnegative
-from examples.paper.student import student
+from examples.paper.output import write_summary
+from examples.paper.rates import TooFewIterationsError
+from examples.paper.student import student, student_pymc
 
 
 class Experiment(NamedTuple):
@@ -26,13 +28,14 @@ class Experiment(NamedTuple):
 
 
 EXPERIMENTS = {
-    "gaussian": Experiment(gaussian, 40, 2000, 100, 10_000),
-    "subsampling": Experiment(subsampling, 40, 2000, 100, 20_000),
-    "logistic": Experiment(logistic, 10, 300, 50, 1000),
-    "neighbourhood": Experiment(neighbourhood, 8, 3500, 100, 5000),
+    "gaussian": Experiment(gaussian, 100, 3000, 100, 10_000),
+    "subsampling": Experiment(subsampling, 100, 2000, 100, 20_000),
+    "logistic": Experiment(logistic, 50, 300, 50, 1000),
+    "neighbourhood": Experiment(neighbourhood, 10, 3500, 100, 5000),
     "growth": Experiment(growth, 40, 5000, 100, 5000),
-    "student": Experiment(student, 4, 600, 50, 1000),
-    "nonnegative": Experiment(nonnegative, 10, 300, 50, 1000),
+    "student": Experiment(student, 50, 600, 50, 1000),
+    "student-pymc": Experiment(student_pymc, 1, 100, 1, 1000),
+    "nonnegative": Experiment(nonnegative, 50, 300, 50, 1000),
 }
 
 
@@ -41,34 +44,78 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m examples.paper", description="Experiments of the paper."
     )
-    commands = parser.add_subparsers(dest="experiment", required=True)
+    commands = parser.add_subparsers(dest="command", required=True)
     for name, experiment in EXPERIMENTS.items():
-        summary = (experiment.function.__doc__ or "").splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument("--runs", type=int, help=f"default {experiment.runs}")
-        command.add_argument("--iterations", type=int, help=f"default {experiment.iterations}")
-        command.add_argument("--seed", type=int, default=1)
-        command.add_argument("--data", type=Path, help="folder of the gas-turbine data")
-        command.add_argument("--output", type=Path, default=Path("paper-output"))
+        command = add_command(commands, name, experiment.function)
+        command.add_argument("--runs", type=positive, help=f"default {experiment.runs}")
+        command.add_argument("--iterations", type=positive, help=f"default {experiment.iterations}")
+        command.add_argument("--seed", type=int, default=1, help="of the first run; default 1")
         command.add_argument("--paper", action="store_true", help="the paper's sizes")
+    add_command(commands, "times", times)
     arguments = parser.parse_args()
-    experiment = EXPERIMENTS[arguments.experiment]
-    paper = arguments.paper
-    settings = Settings(
-        runs=arguments.runs or (experiment.paper_runs if paper else experiment.runs),
-        iterations=arguments.iterations
-        or (experiment.paper_iterations if paper else experiment.iterations),
+    begin = time.perf_counter()
+    try:
+        if arguments.command == "times":
+            times(arguments.output, arguments.data)
+        else:
+            experiment = EXPERIMENTS[arguments.command]
+            experiment.function(settings_of(arguments, experiment))
+    except (FileNotFoundError, TooFewIterationsError) as error:
+        parser.exit(2, f"{error}\n")
+    print(f"{time.perf_counter() - begin:.0f} s; files in {arguments.output}")
+
+
+def add_command(commands: Any, name: str, function: Callable[..., Any]) -> argparse.ArgumentParser:
+    """Add a command with what all of them take, described by the first line of a docstring."""
+    summary = (function.__doc__ or "").splitlines()[0]
+    command: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    command.add_argument("--data", type=Path, help="folder of the gas-turbine data")
+    command.add_argument("--output", type=Path, default=Path("paper-output"))
+    return command
+
+
+def positive(text: str) -> int:
+    """Read a positive number."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def settings_of(arguments: argparse.Namespace, experiment: Experiment) -> Settings:
+    """Fill in what was not given."""
+    runs, iterations = experiment.runs, experiment.iterations
+    if arguments.paper:
+        runs, iterations = experiment.paper_runs, experiment.paper_iterations
+    return Settings(
+        runs=arguments.runs or runs,
+        iterations=arguments.iterations or iterations,
         seed=arguments.seed,
         output=arguments.output,
         data=arguments.data,
-        paper=paper,
+        paper=arguments.paper,
     )
-    begin = time.perf_counter()
-    try:
-        experiment.function(settings)
-    except (FileNotFoundError, ValueError) as error:
-        parser.exit(2, f"{error}\n")
-    print(f"{time.perf_counter() - begin:.0f} s; files in {settings.output}")
+
+
+def times(output: Path, data: Path | None) -> None:
+    """Time a single run of each experiment in the paper's size."""
+    rows = []
+    for name, experiment in EXPERIMENTS.items():
+        iterations, runs = experiment.paper_iterations, experiment.paper_runs
+        if runs == 1:
+            continue  # not one of the paper's
+        begin = time.perf_counter()
+        experiment.function(Settings(1, iterations, 1, output / "times", data, paper=True))
+        seconds = time.perf_counter() - begin
+        rows.append(
+            {
+                "command": f"{name} --paper",
+                "iterations": iterations,
+                "seconds_for_one_run": round(seconds),
+                "runs": runs,
+                "minutes_for_all": round(seconds * runs / 60),
+            }
+        )
+        write_summary(Settings(1, 1, 1, output), "times", rows)
 
 
 if __name__ == "__main__":

@@ -6,27 +6,22 @@ With everything constant the divergence ends at eta V / ((2 - eta) N), proportio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from examples.paper.common import (
-    Array,
-    Schedule,
-    Settings,
-    figure_of_two,
-    log_log_slope,
-    mean_distance,
+from examples.paper.common import Array, Rows, Schedule, Settings
+from examples.paper.conjugate import distances
+from examples.paper.output import (
+    panels,
     plot_iterations_and_samples,
     save_figure,
-    settling_time,
-    show,
-    stationary_level,
     thinned,
     write_curves,
-    write_rows,
+    write_summary,
 )
-from examples.paper.conjugate import Rows, agrees
+from examples.paper.rates import compare, log_log_slope, settling_time, stationary_level
 from examples.paper.targets import GaussianTarget, MeanOfDraws
 from pymc_ngvi import schedules, theory
 from pymc_ngvi.estimators import BonnetPrice
@@ -36,6 +31,7 @@ SAMPLE_SIZES = (10, 100, 1000)
 GAMMAS = (0.25, 0.5, 1.0, 1.5)
 STEP_SIZE, N_SAMPLES, DIM = 0.01, 100, 10
 VARIANCE = DIM / 2  # V of Bonnet-Price at a Gaussian optimum
+DISTANCE = r"mean $d_{A^*}(\omega_*, \omega_t)$"
 
 
 def neighbourhood(settings: Settings) -> Rows:
@@ -43,39 +39,44 @@ def neighbourhood(settings: Settings) -> Rows:
     settling_time(min(STEP_SIZES), settings.iterations)  # an error now, not after the runs
     by_step = [Schedule(f"eta = {eta}", rf"$\eta = {eta:g}$", eta, N_SAMPLES) for eta in STEP_SIZES]
     by_sample = [Schedule(f"N = {n}", f"$N = {n}$", STEP_SIZE, n) for n in SAMPLE_SIZES]
-    curves = _curves([*by_step, *by_sample], BonnetPrice(antithetic=False), settings)
-    rows: Rows = []
-    for schedule in (*by_step, *by_sample):
-        eta, n = schedule.step_size, schedule.n_samples
-        level = stationary_level(curves[schedule.name], eta)
-        predicted = theory.neighbourhood(eta, n, variance=VARIANCE) / (2 - eta)
-        rows.append(_row(schedule.name, "neighbourhood, nats", predicted, level))
-    levels = [row["measured"] for row in rows]
-    steps, counts = levels[: len(by_step)], levels[len(by_step) :]
-    slopes = [
-        ("eta", STEP_SIZES, steps, 1.0),
-        ("N", SAMPLE_SIZES, counts, -1.0),
+    both = [*by_step, *by_sample]
+    runs = gaussian_runs(both, BonnetPrice(antithetic=False), settings)
+    rows = [
+        compare(
+            schedule.name,
+            "neighbourhood, nats",
+            theory.neighbourhood(schedule.step_size, schedule.n_samples, variance=VARIANCE)
+            / (2 - schedule.step_size),
+            lambda curve, eta=schedule.step_size: stationary_level(curve, eta),
+            runs[schedule.name],
+        )
+        for schedule in both
     ]
-    for name, values, sizes, predicted in slopes:
-        slope = float(np.polyfit(np.log(values), np.log(sizes), 1)[0])
-        rows.append(_row(f"neighbourhood against {name}", "log-log slope", predicted, slope))
+    for name, values, group, predicted in (
+        ("eta", STEP_SIZES, by_step, 1.0),
+        ("N", SAMPLE_SIZES, by_sample, -1.0),
+    ):
 
-    figure, panels = figure_of_two()
+        def slope(*curves: Array, values: Any = values, group: Any = group) -> float:
+            levels = [stationary_level(c, s.step_size) for c, s in zip(curves, group, strict=True)]
+            return float(np.polyfit(np.log(values), np.log(levels), 1)[0])
+
+        curves = [runs[schedule.name] for schedule in group]
+        title = f"neighbourhood against {name}"
+        rows.append(compare(title, "log-log slope", predicted, slope, *curves))
+    means = write(settings, "neighbourhood", both, runs, rows)
+
+    figure, two = panels()
     for axes, group, title in zip(
-        panels,
-        (by_step, by_sample),
-        (f"$N = {N_SAMPLES}$", rf"$\eta = {STEP_SIZE:g}$"),
-        strict=True,
+        two, (by_step, by_sample), (f"$N = {N_SAMPLES}$", rf"$\eta = {STEP_SIZE:g}$"), strict=True
     ):
         for schedule in group:
-            curve = curves[schedule.name]
+            curve = means[schedule.name]
             times = thinned(len(curve))
             axes.plot(times, curve[times], label=schedule.label)
-        axes.set(yscale="log", xlabel="iteration $t$", title=title)
-        axes.set_ylabel(r"mean $d_{A^*}(\omega_*, \omega_t)$")
+        axes.set(yscale="log", xlabel="iteration $t$", ylabel=DISTANCE, title=title)
         axes.legend(fontsize="small")
-    save_figure(figure, settings.output, "neighbourhood")
-    _write(settings, "neighbourhood", [*by_step, *by_sample], curves, rows)
+    save_figure(figure, settings, "neighbourhood")
     return rows
 
 
@@ -86,48 +87,49 @@ def growth(settings: Settings) -> Rows:
         Schedule(f"gamma = {gamma}", rf"$\gamma = {gamma:g}$", STEP_SIZE, schedules.growing(gamma))
         for gamma in GAMMAS
     ]
-    curves = _curves(growing, MeanOfDraws(), settings)
+    runs = gaussian_runs(growing, MeanOfDraws(), settings)
     rows = [
-        _row(schedule.name, "log-log slope", -gamma, log_log_slope(curves[schedule.name], first))
+        compare(
+            schedule.name,
+            "log-log slope",
+            -gamma,
+            lambda curve: log_log_slope(curve, first),
+            runs[schedule.name],
+        )
         for gamma, schedule in zip(GAMMAS, growing, strict=True)
     ]
+    means = write(settings, "growth", growing, runs, rows)
     figure = plot_iterations_and_samples(
-        curves,
+        growing,
+        means,
         {s.name: s.samples_used(settings.iterations) for s in growing},
-        {s.name: s.label for s in growing},
-        ylabel=r"mean $d_{A^*}(\omega_*, \omega_t)$",
+        ylabel=DISTANCE,
         unit="samples",
         decorate=lambda axes: axes.set_yscale("log"),
     )
-    save_figure(figure, settings.output, "growth")
-    _write(settings, "growth", growing, curves, rows)
+    save_figure(figure, settings, "growth")
     return rows
 
 
-def _curves(all_schedules: list[Schedule], estimator: Any, settings: Settings) -> dict[str, Array]:
+def gaussian_runs(
+    all_schedules: Sequence[Schedule], estimator: Any, settings: Settings
+) -> dict[str, Array]:
+    """Distances (runs, iterations + 1) of each schedule, on experiment 1's target."""
     target = GaussianTarget.random(DIM, 100.0, settings.seed)
     optimum = target.optimum
-    return {s.name: mean_distance(target, optimum, s, estimator, settings) for s in all_schedules}
+    return {s.name: distances(target, optimum, s, estimator, settings) for s in all_schedules}
 
 
-def _write(
+def write(
     settings: Settings,
     name: str,
-    all_schedules: list[Schedule],
-    curves: dict[str, Array],
+    all_schedules: Sequence[Schedule],
+    runs: dict[str, Array],
     rows: Rows,
-) -> None:
+) -> dict[str, Array]:
+    """Write the summary and the mean curves, and return these."""
+    write_summary(settings, name, rows)
+    means = {schedule: curves.mean(axis=0) for schedule, curves in runs.items()}
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
-    write_curves(settings.output / f"{name}_curves.csv", curves, samples)
-    write_rows(settings.output / f"{name}.csv", rows)
-    show(rows)
-
-
-def _row(name: str, quantity: str, predicted: float, measured: float) -> dict[str, Any]:
-    return {
-        "schedule": name,
-        "quantity": quantity,
-        "predicted": predicted,
-        "measured": measured,
-        "within_15_percent": agrees(measured, predicted),
-    }
+    write_curves(settings.output / f"{name}_curves.csv", means, samples)
+    return means

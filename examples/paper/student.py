@@ -1,79 +1,58 @@
 """Experiment 5: Student regression, a posterior that is not log-concave, and projections.
 
 The mean Hessian may be indefinite far from the mode, and a step may then leave the family's domain.
-Five ways to go on from there, on the same seeds: stop (the bare update), the guard, the projection
-on the spectrum of the precision, the projection on that of the covariance, and the last with the
-estimate of the paper's published code.
+Six ways to go on from there, on the same seeds: stop (the bare update), the two guards, the
+projection on the spectrum of the precision, the projection on that of the covariance, and the last
+with the estimate of the paper's published code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
-from examples.paper.common import Array, Settings, figure_of_two, save_figure, show, write_rows
+from examples.paper.common import Array, Rows, Settings, repeat
 from examples.paper.gas_turbine import energy_yield
-from pymc_ngvi import schedules
+from examples.paper.output import panels, save_figure, write_rows, write_summary
+from examples.paper.published import PublishedEstimate, clip_covariance
+from examples.paper.targets import StudentRegression
+from pymc_ngvi import NGVI, BonnetPrice, EigenvalueBounds, FullGaussian, UnreliableFit, schedules
 from pymc_ngvi.algorithm import run
 from pymc_ngvi.errors import NGVIError
-from pymc_ngvi.estimators import BonnetPrice, Estimate
-from pymc_ngvi.families import FullGaussian
-from pymc_ngvi.guards import Mixed
-from pymc_ngvi.projections import EigenvalueBounds
-from pymc_ngvi.target import Target, compile_target
+from pymc_ngvi.families import Gaussian
 
 PRIOR_VARIANCE, FREEDOM, N_SAMPLES, FINAL_DRAWS = 5.0, 3.0, 250, 4000
 ALPHA, BETA = 1e-4, 1e4
-STEP_SIZES = {"eta = 0.005": 0.005, "eta = 2/(t+2)": schedules.decreasing()}
+STEP_SIZES: dict[str, Any] = {"eta = 0.005": 0.005, "eta = 2/(t+2)": schedules.decreasing()}
 
 
-class PublishedEstimate(BonnetPrice):
-    r"""The estimate of the published code: without :math:`-H\mu` and the prior's gradient.
-
-    Adding :math:`H\mu` to the gradient that `mix` is given takes the term out of the natural
-    gradient again.
-    """
-
-    def at(self, target: Any, q: Any, z: Array) -> Estimate:
-        """Estimate from standard normal rows z (n, d)."""
-        found = super().at(target, q, z)
-        prior = -q.unwhiten(z).mean(axis=0) / PRIOR_VARIANCE
-        gradient = found.gradient - prior + found.hessian @ q.mean
-        return Estimate(gradient, found.hessian, found.elbo, found.elbo_se, found.evaluations)
-
-
-def clip_covariance(q: FullGaussian, estimate: Estimate, step_size: float) -> Mixed:
-    """Clip the eigenvalues of the updated covariance, be it definite or not, and keep its mean."""
-    precision = (1 - step_size) * q.precision - step_size * estimate.hessian
-    mean = q.mean + step_size * np.linalg.solve(precision, estimate.gradient)
-    values, vectors = np.linalg.eigh(np.linalg.inv(precision))
-    inside = bool((values >= ALPHA).all() and (values <= BETA).all())
-    covariance = (vectors * np.clip(values, ALPHA, BETA)) @ vectors.T
-    clipped = FullGaussian.from_mean_covariance(mean, (covariance + covariance.T) / 2)
-    return Mixed(clipped, step_size, active=not inside)
-
-
-BARE, PUBLISHED = BonnetPrice(antithetic=False), PublishedEstimate(antithetic=False)
+PLAIN = BonnetPrice(antithetic=False)
+BOUNDS = EigenvalueBounds(ALPHA, BETA)
 VARIANTS: dict[str, dict[str, Any]] = {
-    "unprojected": dict(estimator=BARE, guard="none"),
-    "guarded": dict(estimator=BARE, guard="lin"),
-    "projected": dict(estimator=BARE, guard="none", projection=EigenvalueBounds(ALPHA, BETA)),
-    "covariance clipped": dict(estimator=BARE, guard=clip_covariance),
-    "published estimate": dict(estimator=PUBLISHED, guard=clip_covariance),
+    "unprojected": dict(estimator=PLAIN, guard="none"),
+    "guard lin": dict(estimator=PLAIN, guard="lin"),
+    "guard backtrack": dict(estimator=PLAIN, guard="backtrack"),
+    "projected": dict(estimator=PLAIN, guard="none", projection=BOUNDS),
+    "covariance clipped": dict(estimator=PLAIN, guard=clip_covariance(BOUNDS)),
+    "published estimate": dict(
+        estimator=PublishedEstimate(PRIOR_VARIANCE), guard=clip_covariance(BOUNDS)
+    ),
 }
 
 
-@dataclass
-class Runs:
-    """ELBO of each run over the iterations, NaN after a failure, and of each final member."""
+@dataclass(frozen=True)
+class Run:
+    """One run: the ELBO over the iterations and of the final member, NaN after a failure."""
 
-    curves: list[Array] = field(default_factory=list)
-    final: list[float] = field(default_factory=list)
-    activations: list[int] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    curve: Array
+    final: float
+    activations: int
+    failure: str = ""
 
 
 def build_model(design: Array, response: Array) -> pm.Model:
@@ -84,101 +63,151 @@ def build_model(design: Array, response: Array) -> pm.Model:
     return model
 
 
-def student(settings: Settings) -> list[dict[str, Any]]:
+def build_target(data: Path | None) -> StudentRegression:
+    """Make the same posterior in NumPy, for hundreds of runs."""
+    return StudentRegression(*energy_yield(data), FREEDOM, PRIOR_VARIANCE)
+
+
+def student(settings: Settings) -> Rows:
     """Experiment 5: robust regression, unprojected, guarded and projected on the same seeds."""
-    target = compile_target(build_model(*energy_yield(settings.data)))
+    target = build_target(settings.data)
     results = {
-        (variant, step): repeat(target, variant, step, settings)
+        (variant, step): run_all(target, variant, step, settings)
         for step in STEP_SIZES
         for variant in VARIANTS
     }
-    rows = [summary(variant, step, runs) for (variant, step), runs in results.items()]
-    write_rows(settings.output / "student.csv", rows)
-    _write_curves(settings, results)
-    _draw(settings, results)
-    show(rows)
+    start = elbo_of(target, prior(target.dim), np.random.default_rng(settings.seed))
+    rows = [
+        dict.fromkeys(summary("", "", []), "") | {"variant": "start", "elbo_mean": f"{start:.2f}"},
+        *(summary(variant, step, runs) for (variant, step), runs in results.items()),
+    ]
+    write_summary(settings, "student", rows)
+    curves = statistics(results)
+    write_rows(settings.output / "student_curves.csv", curves)
+    draw(settings, curves)
     return rows
 
 
-def repeat(target: Target, variant: str, step: str, settings: Settings) -> Runs:
+def run_all(target: StudentRegression, variant: str, step: str, settings: Settings) -> list[Run]:
     """All runs of one variant and step size, from the prior."""
-    runs = Runs()
-    start = FullGaussian.from_mean_covariance(
-        np.zeros(target.dim), PRIOR_VARIANCE * np.eye(target.dim)
-    )
-    for seed in settings.seeds(f"{variant}, {step}"):
+
+    def one_run(rng: np.random.Generator) -> Run:
+        judge, failure, final = rng.spawn(1)[0], "", np.nan
         try:
             result = run(
                 target,
-                start,
+                prior(target.dim),
                 n_iterations=settings.iterations,
                 step_size=STEP_SIZES[step],
                 n_samples=N_SAMPLES,
-                rng=np.random.default_rng(seed),
+                rng=rng,
                 **VARIANTS[variant],
             )
         except NGVIError as error:
-            result = error.result
-            runs.failures.append(str(error))
+            result, failure = error.result, str(error)
         else:
-            draws = result.q.sample(FINAL_DRAWS, np.random.default_rng([seed, 1]))
-            ratio = target.log_density(draws) - result.q.log_density(draws)
-            runs.final.append(float(ratio.mean()))
+            final = elbo_of(target, result.q, judge)
         curve = np.full(settings.iterations, np.nan)
         curve[: len(result.history)] = result.trace("elbo")
-        runs.curves.append(curve)
         active = result.trace("guard_active") | result.trace("projection_active")
-        runs.activations.append(int(active.sum()))
-    return runs
+        return Run(curve, final, int(active.sum()), failure)
+
+    return repeat(settings, f"{variant}, {step}", one_run)
 
 
-def summary(variant: str, step: str, runs: Runs) -> dict[str, Any]:
+def student_pymc(settings: Settings) -> Rows:
+    """Experiment 5 by ``pm.fit`` with a PyMC model: the same final ELBOs for the same seeds."""
+    target = build_target(settings.data)
+    inference = NGVI(model=build_model(target.design, target.response))
+    rows = []
+    for step in STEP_SIZES:
+        for variant in VARIANTS:
+            own = run_all(target, variant, step, settings)
+            fitted = fit_all(inference, target, variant, step, settings)
+            rows += [
+                {
+                    "variant": variant,
+                    "step_size": step,
+                    "seed": seed,
+                    "elbo": _nats(one.final),
+                    "elbo_by_pm_fit": _nats(other),
+                }
+                for seed, (one, other) in enumerate(
+                    zip(own, fitted, strict=True), start=settings.seed
+                )
+            ]
+    write_summary(settings, "student_pymc", rows)
+    return rows
+
+
+def fit_all(
+    inference: NGVI, target: StudentRegression, variant: str, step: str, settings: Settings
+) -> list[float]:
+    """Make the same runs by ``pm.fit``, and return their final ELBOs, NaN after a failure."""
+
+    def one_run(rng: np.random.Generator) -> float:
+        judge = rng.spawn(1)[0]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnreliableFit)  # some variants are meant to be
+                approx = pm.fit(
+                    settings.iterations,
+                    method=inference,
+                    step_size=STEP_SIZES[step],
+                    n_samples=N_SAMPLES,
+                    start={"x": np.zeros(target.dim)},
+                    start_sigma={"x": PRIOR_VARIANCE**0.5},
+                    random_seed=rng,
+                    progressbar=False,
+                    **VARIANTS[variant],
+                )
+        except NGVIError:
+            return np.nan
+        return elbo_of(target, approx.gaussian, judge)
+
+    return repeat(settings, f"pm.fit, {variant}, {step}", one_run)
+
+
+def prior(dim: int) -> FullGaussian:
+    """Where all runs start."""
+    return FullGaussian.from_mean_covariance(np.zeros(dim), PRIOR_VARIANCE * np.eye(dim))
+
+
+def elbo_of(target: StudentRegression, q: Gaussian, rng: np.random.Generator) -> float:
+    """ELBO of a member from fresh draws."""
+    draws = q.sample(FINAL_DRAWS, rng)
+    return float((target.log_density(draws) - q.log_density(draws)).mean())
+
+
+def summary(variant: str, step: str, runs: list[Run]) -> dict[str, Any]:
     """Failed runs, and the final ELBO over the others."""
-    final = runs.final or [float("nan")]
+    final = [run.final for run in runs if not run.failure] or [np.nan]
     low, middle, high = np.quantile(final, [0.25, 0.5, 0.75])
     return {
         "variant": variant,
         "step_size": step,
-        "runs": len(runs.curves),
-        "failed": len(runs.failures),
-        "elbo_mean": f"{np.mean(final):.3f}",
-        "elbo_lowest": f"{np.min(final):.3f}",
-        "elbo_q25": f"{low:.3f}",
-        "elbo_median": f"{middle:.3f}",
-        "elbo_q75": f"{high:.3f}",
-        "activations_mean": float(np.mean(runs.activations)),
+        "runs": len(runs),
+        "failed": sum(bool(run.failure) for run in runs),
+        "elbo_mean": _nats(float(np.mean(final))),
+        "elbo_lowest": _nats(min(final)),
+        "elbo_q25": _nats(low),
+        "elbo_median": _nats(middle),
+        "elbo_q75": _nats(high),
+        "activations": f"{np.mean([run.activations for run in runs] or [0]):.1f}",
     }
 
 
-def _draw(settings: Settings, results: dict[tuple[str, str], Runs]) -> None:
-    """Draw the mean as a line and the quartiles as a band, over the runs that go on."""
-    times = np.arange(settings.iterations)
-    best = max(max(runs.final, default=-np.inf) for runs in results.values())
-    figure, panels = figure_of_two(height=4.2)
-    for axes, step in zip(panels, STEP_SIZES, strict=True):
-        for i, variant in enumerate(VARIANTS):
-            curves = np.array(results[variant, step].curves)
-            going = np.isfinite(curves).any(axis=0)
-            if going.sum() < 2:
-                continue
-            low, middle, high = np.nanquantile(curves[:, going], [0.25, 0.5, 0.75], axis=0)
-            axes.fill_between(times[going], low, high, color=f"C{i}", alpha=0.25, linewidth=0)
-            axes.plot(times[going], middle, color=f"C{i}", label=f"{variant}, median")
-            mean = np.nanmean(curves[:, going], axis=0)
-            axes.plot(times[going], mean, color=f"C{i}", linestyle=":", linewidth=1)
-        axes.set(title=step.replace("eta", r"$\eta_t$"), xlabel="iteration $t$", ylabel="ELBO")
-        axes.set(ylim=(best - 150, best + 5), xscale="symlog")
-        axes.set_xlim(0, settings.iterations)
-    handles = {h.get_label(): h for axes in panels for h in axes.get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize="small")
-    save_figure(figure, settings.output, "student")
+def _nats(value: float) -> str:
+    return "failed" if np.isnan(value) else f"{value:.2f}"
 
 
-def _write_curves(settings: Settings, results: dict[tuple[str, str], Runs]) -> None:
+def statistics(results: dict[tuple[str, str], list[Run]]) -> Rows:
+    """Mean, median and quartiles of the ELBO over the runs that go on, at 200 iterations or so."""
     rows = []
     for (variant, step), runs in results.items():
-        curves = np.array(runs.curves)
-        for t in range(0, settings.iterations, max(1, settings.iterations // 200)):
+        curves = np.array([run.curve for run in runs])
+        length = curves.shape[1]
+        for t in range(0, length, max(1, length // 200)):
             column = curves[np.isfinite(curves[:, t]), t]
             if not column.size:
                 continue
@@ -195,4 +224,27 @@ def _write_curves(settings: Settings, results: dict[tuple[str, str], Runs]) -> N
                     "q75": float(high),
                 }
             )
-    write_rows(settings.output / "student_curves.csv", rows)
+    return rows
+
+
+def draw(settings: Settings, rows: Rows) -> None:
+    """Draw medians as lines and quartiles as bands, means dotted, within 150 nats of the best."""
+    best = max(row["median"] for row in rows)
+    figure, two = panels(height=4.4)
+    for axes, step in zip(two, STEP_SIZES, strict=True):
+        for i, variant in enumerate(VARIANTS):
+            own = [row for row in rows if (row["variant"], row["step_size"]) == (variant, step)]
+            t, mean, low, middle, high = (
+                np.array([row[key] for row in own])
+                for key in ("iteration", "mean", "q25", "median", "q75")
+            )
+            # Narrower on top of wider, as many of them coincide.
+            width = 1.5 * (len(VARIANTS) - i)
+            axes.plot(t, middle, color=f"C{i}", linewidth=width, label=variant)
+            axes.plot(t, mean, color=f"C{i}", linestyle=":", linewidth=1.5)
+            axes.fill_between(t, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+        axes.set(title=step.replace("eta", r"$\eta_t$"), xlabel="iteration $t$", ylabel="ELBO")
+        axes.set_xscale("symlog", linthresh=10)
+        axes.set(ylim=(best - 150, best + 10), xlim=(0, t[-1]))
+    figure.legend(*two[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    save_figure(figure, settings, "student")

@@ -1,6 +1,8 @@
 """Configuration of the documentation, built by `make docs`."""
 
+import shutil
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 project = "pymc_ngvi"
 author = "the pymc_ngvi developers"
@@ -13,13 +15,24 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # MathJax beside the pages, which are thus readable without a network
     "numpydoc",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "conf.py"]
+
+# The gallery is made of the programs in examples/gallery, which Sphinx must find below this folder.
+HERE = Path(__file__).parent
+shutil.rmtree(HERE / "gallery", ignore_errors=True)
+shutil.copytree(HERE.parent / "examples" / "gallery", HERE / "gallery")
 
 myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_heading_anchors = 3
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes
@@ -29,4 +42,13 @@ numpydoc_show_class_members = False  # autodoc lists them
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
-html_theme_options = {"show_prev_next": False}
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "header_links_before_dropdown": 8,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}

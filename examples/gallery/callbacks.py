@@ -1,0 +1,12 @@
+# ---
+# jupytext:
+#   formats: py:percent
+# ---
+
+# %% [markdown]
+# # Callbacks
+#
+# hello
+
+# %%
+print(1)

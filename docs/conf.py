@@ -1,8 +1,14 @@
 """Configuration of the documentation, built by `make docs`."""
 
 import shutil
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import architecture  # noqa: E402
 
 project = "pymc_ngvi"
 author = "the pymc_ngvi developers"
@@ -19,10 +25,11 @@ extensions = [
     "numpydoc",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "conf.py"]
+exclude_patterns = ["_build", "_ext", "conf.py"]
 
-# The gallery is made of the programs in examples/gallery, which Sphinx must find below this folder.
-HERE = Path(__file__).parent
+# Made anew at each build: the picture of the layers, and the gallery, whose programs Sphinx must find
+# below this folder.
+architecture.draw(HERE.parent / "pyproject.toml", HERE / "generated" / "architecture.svg")
 shutil.rmtree(HERE / "gallery", ignore_errors=True)
 shutil.copytree(HERE.parent / "examples" / "gallery", HERE / "gallery")
 
@@ -52,3 +59,14 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+
+
+def skip_foreign(app, what, name, member, skip, options):
+    """Leave out what a module imports from elsewhere; autodoc would try to read its signature."""
+    module = getattr(member, "__module__", None)
+    return skip or (isinstance(module, str) and not module.startswith("pymc_ngvi")) or None
+
+
+def setup(app):
+    """Connect what is defined here."""
+    app.connect("autodoc-skip-member", skip_foreign)

@@ -28,6 +28,7 @@ else
 endif
 
 RUN := $(VENV)/bin/python -m
+HTML := docs/_build/html$(VENV:.venv%=%)
 
 # Several targets install into one environment.
 .NOTPARALLEL:
@@ -60,8 +61,8 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff format
 
 docs: $(VENV)/.installed-docs
-	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html
-	@echo "The documentation is in docs/_build/html."
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs $(HTML)
+	@echo "The documentation is in $(HTML)/index.html."
 
 package: $(VENV)/.installed-package
 	rm -rf dist

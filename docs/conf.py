@@ -27,8 +27,8 @@ extensions = [
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "conf.py"]
 
-# Made anew at each build: the picture of the layers, and the gallery, whose programs Sphinx must find
-# below this folder.
+# Made anew at each build: the picture of the layers, and the gallery, whose programs Sphinx must
+# find below this folder.
 architecture.draw(HERE.parent / "pyproject.toml", HERE / "generated" / "architecture.svg")
 shutil.rmtree(HERE / "gallery", ignore_errors=True)
 shutil.copytree(HERE.parent / "examples" / "gallery", HERE / "gallery")
@@ -37,6 +37,9 @@ myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
+# Each line of PyMC runs them itself.
+nb_execution_cache_path = str(HERE / "_build" / "cache-{}.{}".format(*sys.version_info))
+nb_execution_in_temp = True  # what a page writes is no part of the sources
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_merge_streams = True

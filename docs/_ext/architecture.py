@@ -27,7 +27,7 @@ _COLOURS = {"PyMC": ("#e8f0fa", "#3b6ea5"), "core": ("#eef6ea", "#4c8b3f")}
 
 
 def read_layers(pyproject: Path) -> tuple[list[list[str]], set[str]]:
-    """Return the layers, highest first, and the modules that may import more than NumPy and SciPy."""
+    """Return the layers, highest first, and the modules that may import more than SciPy."""
     linter = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]
     contracts = {contract["type"]: contract for contract in linter["contracts"]}
     layers = [
@@ -74,6 +74,6 @@ def draw(pyproject: Path, path: Path) -> None:
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" '
         f'width="{_WIDTH}" height="{top}">'
-        "<style>text { font: 14px sans-serif } .module { font: 13px monospace; fill: #111111 }</style>"
+        "<style>text { font: 14px sans-serif } .module { font: 13px monospace; fill: #111 }</style>"
         f'<rect width="{_WIDTH}" height="{top}" fill="white"/>{legend}{"".join(parts)}</svg>\n'
     )

@@ -76,6 +76,5 @@ for name, posterior in {
 }.items():
     draws = posterior["slope"].stack(sample=("chain", "draw"))
     both = float(draws.sum("predictor").std())
-    print(
-        f"{name:<10} sd of the slopes {draws.std('sample').values.round(2)}, of their sum {both:.2f}"
-    )
+    each = draws.std("sample").values.round(2)
+    print(f"{name:<9} sd of the slopes {each}, of their sum {both:.2f}")

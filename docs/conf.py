@@ -55,10 +55,14 @@ html_title = project
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
+# Pages that are a section of their own have nothing to list beside them.
+html_sidebars = {page: [] for page in ("index", "quickstart", "benchmarks")}
 html_theme_options = {
     "show_prev_next": False,
     "secondary_sidebar_items": ["page-toc"],
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 7,
+    "navbar_align": "left",
     "footer_start": ["copyright"],
     "footer_end": [],
 }

@@ -41,7 +41,7 @@ votes.report
 # correlations in one packed vector, six numbers on the unconstrained scale. Its Hessian is a
 # large graph, so that the fit makes do with gradients (`estimator="stein"`).
 
-# %%
+# %% tags=["remove-stderr"]
 truth = np.array([[1.0, 0.6, 0.2], [0.6, 1.0, -0.3], [0.2, -0.3, 1.0]])
 scales = np.array([1.0, 2.0, 0.5])
 measured = rng.multivariate_normal(np.zeros(3), truth * np.outer(scales, scales), size=150)

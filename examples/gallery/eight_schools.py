@@ -81,7 +81,7 @@ plt.show()
 # %% [markdown]
 # On the left the Gaussian is an ellipse where the posterior is a funnel: it has few draws at
 # small `tau`, and these spread too far. On the right the funnel is made by the model's own
-# transform of Gaussian draws.
+# transform of Gaussian draws, if not to its very end.
 #
 # The rest is done by importance weights, where k-hat allows them. Here they take the mean of
 # `tau` closer to that of NUTS.

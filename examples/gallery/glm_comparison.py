@@ -25,7 +25,7 @@ print(
 # visit at all. The third lets rates differ from house to house.
 
 
-# %%
+# %% tags=["remove-stderr"]
 def build(kind):
     with pm.Model() as model:
         intercept = pm.Normal("intercept", 0, 2)
@@ -78,5 +78,5 @@ axes.set(xlabel="visits", ylabel="gain over the Poisson, nats")
 plt.show()
 
 # %% [markdown]
-# The gain is in the long tail and, a little, at zero. At ordinary counts the Poisson is slightly
-# the better, which it can afford to be by ignoring the others.
+# The gain is at both ends: a little at each of the many zeros, and a lot at each of the few large
+# counts. In between the Poisson is slightly the better, which it can afford by ignoring the ends.

@@ -4,6 +4,7 @@
 # make lint        formatting, lint, types and the direction of imports
 # make format      apply the formatting and the fixes that are safe
 # make docs        build the documentation; a warning is an error
+# make package     build wheel and sdist, and try both in an empty environment
 # make bench       what one step of the core costs
 # make hooks       run the lint checks before each commit
 # make clean       remove everything the other targets made
@@ -27,10 +28,11 @@ else
 endif
 
 RUN := $(VENV)/bin/python -m
+HTML := docs/_build/html$(VENV:.venv%=%)
 
 # Several targets install into one environment.
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format docs bench hooks clean
+.PHONY: help demo test test-slow lint format docs package bench hooks clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,8 +61,14 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff format
 
 docs: $(VENV)/.installed-docs
-	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html
-	@echo "The documentation is in docs/_build/html."
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs $(HTML)
+	@echo "The documentation is in $(HTML)/index.html."
+
+package: $(VENV)/.installed-package
+	rm -rf dist
+	$(RUN) build --outdir dist
+	tools/check_package.sh $(VENV)/bin/python dist/*.whl
+	tools/check_package.sh $(VENV)/bin/python dist/*.tar.gz
 
 bench: $(VENV)/.installed-benchmarks
 	$(VENV)/bin/python benchmarks/core_step.py
@@ -70,7 +78,7 @@ hooks: $(VENV)/.installed-lint
 
 clean:
 	rm -rf .venv .venv-* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	rm -rf build dist docs/_build docs/generated
+	rm -rf build dist docs/_build docs/gallery docs/generated
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written only when its command succeeded, so an interrupted installation starts again.

@@ -2,6 +2,8 @@
 
     python benchmarks/run.py engine --posteriordb PATH       # every posterior, 5 seeds
     python benchmarks/run.py peers --posteriordb PATH        # ADVI at its defaults and with Adam
+    python benchmarks/run.py trajectory --posteriordb PATH   # ELBO against time, beside ADVI
+    python benchmarks/run.py picture                         # of that
     python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +29,7 @@ import numpy as np
 import posteriordb
 import pymc as pm
 import table as tables
+import trajectory
 import untuned
 from references import kl_per_dimension
 
@@ -181,6 +186,35 @@ def peers(arguments: argparse.Namespace) -> None:
                 table.add({"model": name, "peer": peer, "seed": seed, **row})
 
 
+def against_time(arguments: argparse.Namespace) -> None:
+    """Follow NGVI and ADVI on their way."""
+    table = Table("trajectory", ("model", "method", "seed"))
+    arguments.models = arguments.models or trajectory.MODELS
+    for name, model, _ in posteriors(arguments):
+        inference = ngvi.NGVI(model=model)
+        target = compile_target(model, curvature="none")
+        for seed, method in itertools.product((1, 2), ("ngvi", *PEERS)):
+            if table.has(model=name, method=method, seed=seed):
+                continue
+            if method == "ngvi":
+                path = trajectory.ngvi_path(inference, seed)
+            else:
+                peer, options = PEERS[method]
+                path = trajectory.advi_path(
+                    model,
+                    peer,
+                    PEER_ITERATIONS,
+                    seed,
+                    functools.partial(_gaussian, target=target),
+                    **options(),
+                )
+            for iteration, seconds, q in path:
+                value, error = elbo(target, q)
+                key = {"model": name, "method": method, "seed": seed, "iteration": iteration}
+                row = {"seconds": seconds, "elbo": round(value, 4), "elbo_se": error}
+                table.add(key | row)
+
+
 def _gaussian(approx: Any, target: Any) -> FullGaussian:
     """Return the Gaussian of a peer, its variables in the order of our target."""
     order = np.concatenate(
@@ -248,6 +282,8 @@ def main() -> None:
     parts: dict[str, Callable[[argparse.Namespace], None]] = {
         "engine": engine,
         "peers": peers,
+        "trajectory": against_time,
+        "picture": lambda arguments: trajectory.draw(RESULTS),
         "calibration": calibration,
         "untuned": against_nuts,
         "families": families,

@@ -56,6 +56,7 @@ def fit_trace(data: Any, *, axes: Any = None) -> Any:
     ):
         ax.errorbar(place, trace["elbo"], yerr=trace["elbo_se"], color=_FIT, marker="o", ms=3)
         ax.set(xlabel=label, ylabel="ELBO")
+        ax.ticklabel_format(axis="y", useOffset=False)
         _cut_off_the_climb(ax, trace["elbo"].values)
     axes[2].step(iteration, trace["step_size"], where="mid", color=_FIT)
     axes[2].set(xlabel="iteration", ylabel="step size", ylim=(0, None))

@@ -1,77 +1,236 @@
-"""The code of the documentation's pages runs."""
+"""The code of the documentation's pages runs, and its tables say what the code says."""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import importlib
+import inspect
+import pkgutil
 import re
+import sys
 import warnings
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pymc as pm
 import pytensor
+import pytest
 
+import pymc_ngvi
+from pymc_ngvi.options import Options
 from tests.models import MODELS
 
-PAGES = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs"
+#: Pages that Sphinx runs when it builds them.
+RUN_BY_THE_BUILD = {"quickstart.md"}
 
 
 def blocks(page):
-    return re.findall(
-        r"^```python\n(.*?)^```", (PAGES / page).read_text(), re.DOTALL | re.MULTILINE
-    )
+    """Code of a page, shown or run by the build."""
+    fence = r"^```(?:python|\{code-cell\} python)\n(?::tags:.*\n)?(.*?)^```"
+    return re.findall(fence, (PAGES / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(page, namespace, shorten=lambda code: code):
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        for block in blocks(page):
+            exec(compile(shorten(block), page, "exec"), namespace)
+    return namespace
+
+
+@pytest.fixture
+def model():
+    """Return what the pages call `model`: two parameters, an exactly Gaussian posterior."""
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, 2)
+        slope = pm.Normal("slope", 0, 2)
+        pm.Normal("y", level + slope * np.array([0.0, 1, 2]), 0.5, observed=[0.3, 1.1, 1.6])
+    return model
+
+
+@pytest.fixture
+def approx(model):
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        return pm.fit(method="ngvi", random_seed=1, model=model, progressbar=False)
 
 
 def test_core():
-    namespace = {}
-    for block in blocks("core.md"):
-        exec(compile(block, "core.md", "exec"), namespace)
+    namespace = run("core.md", {})
     assert namespace["result"].status == "max_iterations"
     assert namespace["plan"].bound <= 0.01
 
 
 def test_paper():
-    namespace = {}
-    for block in blocks("paper.md"):
-        exec(compile(block, "paper.md", "exec"), namespace)
-    assert namespace["variance"] == 90_001
+    assert run("paper.md", {})["variance"] == 90_001
 
 
 def test_fitting():
-    namespace = {"model": MODELS["conjugate_normal"](), "pm": pm}
-    with pytensor.config.change_flags(mode="FAST_COMPILE"):
-        for block in blocks("fitting.md"):
-            exec(compile(block, "fitting.md", "exec"), namespace)
+    given = {"model": MODELS["conjugate_normal"](), "pm": pm}
+    namespace = run("fitting.md", given, lambda code: code.replace("refine(10)", "refine(2)"))
     assert namespace["approx"].report.status == "refined"
     assert len(namespace["tracker"]["mean"]) > 0
 
 
 def test_minibatches():
-    namespace = {}
+    def shorten(block):
+        # LOO of all rows would take a minute, and so would compiling.
+        block = block.replace("50_000", "1_000").replace("20_000", "600")
+        return block.replace('"ngvi",', '"ngvi", backend="interpreted",')
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fifty iterations with plain batches are no good fit
-        for block in blocks("minibatches.md"):
-            # LOO of all rows would take a minute, and so would compiling.
-            shorter = block.replace("50_000", "1_000").replace("20_000", "600")
-            shorter = shorter.replace('"ngvi",', '"ngvi", backend="interpreted",')
-            exec(compile(shorter, "minibatches.md", "exec"), namespace)
-    approx, same = namespace["approx"].gaussian, namespace["same"].gaussian
-    assert approx.kl(same) < 0.01
+        namespace = run("minibatches.md", {}, shorten)
+    assert namespace["approx"].gaussian.kl(namespace["same"].gaussian) < 0.01
     assert namespace["predicted"]["posterior_predictive"]["y"].sizes["draw"] == 20
     assert namespace["part"]["posterior_predictive"]["outcome"].shape[2] == 400
+
+
+def test_choosing(model):
+    with warnings.catch_warnings():  # the parameters are correlated
+        warnings.simplefilter("ignore", pymc_ngvi.UnreliableFit)
+        namespace = run("choosing.md", {"model": model}, lambda code: code.replace("200,", "20,"))
+    assert namespace["full"].report.elbo > namespace["diagonal"].report.elbo
+    assert (namespace["approx"].gaussian.mean >= 0).all()
+
+
+@pytest.mark.parametrize("page", ["index.md", "developer.md", "report.md", "trouble.md"])
+def test_fits_of_a_model(page, model, approx, capsys):
+    namespace = run(page, {"model": model, "approx": approx, "pm": pm, "pymc_ngvi": pymc_ngvi})
+    assert namespace["approx"].report.status == "converged"
+
+
+def test_extending(model):
+    with warnings.catch_warnings():  # the parameters are correlated
+        warnings.simplefilter("ignore", pymc_ngvi.UnreliableFit)
+        namespace = run("extending.md", {"model": model})
+    assert namespace["clipped"].report.estimator == "clipped"
+    assert abs(namespace["boxed"].gaussian.mean).max() <= 1
+    # The best variance in common: the mean of the precisions of the exact posterior.
+    precision = namespace["guarded"].gaussian.precision.diagonal()
+    np.testing.assert_allclose(namespace["isotropic"].gaussian.p, precision.mean())
+    # A family is known as long as its class exists; other tests want those of the package only.
+    del namespace
+    gc.collect()
 
 
 def test_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    namespace = {}
-    with pytensor.config.change_flags(mode="FAST_COMPILE"), warnings.catch_warnings():
+
+    def shorten(block):
+        # Compiled, or with as many draws of NUTS, it would take a minute.
+        block = block.replace("pm.sample(300,", "pm.sample(30,")
+        block = block.replace("nuts_kwargs(chains=2,", "nuts_kwargs(chains=2, tune=20,")
+        return block.replace('"ngvi",', '"ngvi", backend="interpreted",')
+
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for block in blocks("results.md"):
-            # Compiled, or with as many draws of NUTS, it would take a minute.
-            shorter = block.replace("pm.sample(300,", "pm.sample(30,")
-            shorter = shorter.replace("nuts_kwargs(chains=2,", "nuts_kwargs(chains=2, tune=20,")
-            shorter = shorter.replace('"ngvi",', '"ngvi", backend="interpreted",')
-            exec(compile(shorter, "results.md", "exec"), namespace)
+        namespace = run("results.md", {}, shorten)
     assert list(namespace["table"].index) == ["dose and age", "dose"]
     assert namespace["sampled"]["posterior"].sizes["draw"] == 30
     matplotlib.pyplot.close("all")
+
+
+def test_every_page_with_code_is_run():
+    tested = set(re.findall(r'"(\w+\.md)"', Path(__file__).read_text()))
+    with_code = {page.name for page in PAGES.glob("*.md") if blocks(page.name)}
+    assert with_code <= tested | RUN_BY_THE_BUILD
+    for page in RUN_BY_THE_BUILD:
+        assert "```python" not in (PAGES / page).read_text(), f"{page} shows code it does not run"
+
+
+def test_gallery_is_complete():
+    listed = set(re.findall(r"^gallery/(\w+)$", (PAGES / "gallery.md").read_text(), re.MULTILINE))
+    assert listed == {path.stem for path in (ROOT / "examples" / "gallery").glob("*.py")}
+
+
+def test_options():
+    """The table of options has every keyword with its default."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", (PAGES / "options.md").read_text(), re.MULTILINE)
+    keywords = inspect.signature(pymc_ngvi.NGVI.fit).parameters
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    defaults |= {
+        name: keyword.default
+        for name, keyword in keywords.items()
+        if name != "self" and keyword.kind is not keyword.VAR_KEYWORD
+    }
+    assert {name for name, _ in rows} == set(defaults)
+    for name, told in rows:
+        # A word stands for what None, or an object of PyMC's, leaves to someone else.
+        literal = isinstance(defaults[name], bool | int | float | str)
+        expected = repr(defaults[name]).replace("'", '"')
+        assert told == f"`{expected}`" if literal else "`" not in told, (name, told)
+
+
+def modules():
+    found = pkgutil.walk_packages(pymc_ngvi.__path__, "pymc_ngvi.")
+    return [
+        module.name
+        for module in found
+        if not any(part[0] == "_" for part in module.name.split("."))
+    ]
+
+
+def test_reference_lists_every_module():
+    listed = set(re.findall(r"^   (pymc_ngvi\.\w+)$", (PAGES / "api.md").read_text(), re.MULTILINE))
+    # The parts of a package are documented on its page.
+    assert listed == {name for name in modules() if name.count(".") == 1}
+
+
+def test_reference_lists_every_public_name():
+    entry = r"^   ~pymc_ngvi\.(\w+)\.(\w+)$"
+    listed = re.findall(entry, (PAGES / "api.md").read_text(), re.MULTILINE)
+    exported = {
+        name
+        for name in pymc_ngvi.__all__
+        if not inspect.ismodule(getattr(pymc_ngvi, name)) and name != "__version__"
+    }
+    assert {name for _, name in listed} == exported
+    for module, name in listed:
+        found = getattr(importlib.import_module(f"pymc_ngvi.{module}"), name)
+        assert found is getattr(pymc_ngvi, name)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_everything_public_is_documented(name):
+    """Classes, their methods and properties, and functions have docstrings, inherited ones too."""
+    module = importlib.import_module(name)
+    assert module.__doc__, name
+    missing = []
+    for label, member in vars(module).items():
+        if label.startswith("_") or getattr(member, "__module__", None) != name:
+            continue
+        if inspect.isfunction(member) and not inspect.getdoc(member):
+            missing.append(label)
+        if inspect.isclass(member):
+            if not member.__doc__ or member.__doc__.startswith(f"{label}("):
+                missing.append(label)
+            missing += [
+                f"{label}.{attribute}"
+                for attribute, value in vars(member).items()
+                if not attribute.startswith("_")
+                and (inspect.isfunction(value) or isinstance(value, property | classmethod))
+                and not inspect.getdoc(getattr(member, attribute))
+            ]
+    assert not missing, missing
+
+
+def test_results_are_those_measured(tmp_path, monkeypatch):
+    """The tables of the benchmarks are what their program makes of the measurements."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table = importlib.import_module("table")
+    try:
+        for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
+            (tmp_path / "results" / path.name).parent.mkdir(exist_ok=True)
+            (tmp_path / "results" / path.name).write_text(path.read_text())
+        table.write(tmp_path / "results")
+    finally:
+        del sys.modules["table"]
+    committed = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    assert (tmp_path / "RESULTS.md").read_text() == committed
+    quoted = [line for line in (ROOT / "README.md").read_text().splitlines() if "| nes1972" in line]
+    assert quoted
+    assert all(line in committed for line in quoted)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytensor
 import pytest
 
+from pymc_ngvi._compat import PYMC_6
+
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"^( *)```python\n(.*?)^ *```", TEXT, re.DOTALL | re.MULTILINE)
 
@@ -24,8 +26,19 @@ def test_code(block, capsys):
     if "print" in block:
         for line in ("converged", "fullrank, 3 parameters, bonnet-price", "slope[dose]"):
             assert line in printed
-            assert line in TEXT
+    if PYMC_6:  # the line the README shows the output of
+        for line in printed.splitlines():
+            # Times differ by machine, and the last digit of k-hat by backend.
+            if not line.startswith(("time", "k-hat")):
+                assert line in TEXT
 
 
 def test_there_are_blocks():
     assert len(BLOCKS) == 2
+
+
+def test_links_lead_somewhere():
+    root = Path(__file__).parents[1]
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", TEXT)
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []

@@ -315,8 +315,7 @@ def main(given: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     begin = time.perf_counter()
     rows = EXPERIMENTS[arguments.experiment](arguments)
-    name = arguments.experiment.replace("-", "_")
-    path = arguments.output / f"subsampling_{name}.csv"
+    path = arguments.output / f"subsampling-{arguments.experiment}.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

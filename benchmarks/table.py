@@ -39,6 +39,7 @@ def write(results: Path) -> None:
         _calibration(read(results / "calibration-pymc6.csv")),
         _untuned(read(results / "untuned-pymc6.csv")),
         _families(read(results / "families-pymc6.csv")),
+        *_subsampling(results),
     ]
     (results.parent / "RESULTS.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 
@@ -86,7 +87,7 @@ def _share(rows: Sequence[Row]) -> str:
 _INTRODUCTION = """# Measured
 
 Everything here is written by `python benchmarks/run.py table` from `benchmarks/results/*.csv`, and
-measured by the other commands of `benchmarks/run.py`, named at each table. They need a clone of
+measured by the commands named at each table. Those of `benchmarks/run.py` need a clone of
 [posteriordb](https://github.com/stan-dev/posteriordb) (`--posteriordb PATH`, or the environment
 variable POSTERIORDB), and for the untuned models the draws of NUTS, which they make and keep.
 
@@ -273,3 +274,88 @@ def _families(rows: list[Row]) -> str:
 and its fits are flagged where that matters; `estimator="stein"` needs no second derivatives.
 
 {_table(header, lines)}"""
+
+
+def _subsampling(results: Path) -> list[str]:
+    """Tell of the fits of data in batches, one section an experiment that was run."""
+    sections = [
+        (
+            """## Batches of a million rows
+
+`python -m benchmarks.subsampling logistic`: a logistic regression, a million rows, 20 parameters. The
+errors are against the fit of all the data, the last row, for which a pass is an evaluation. Peak
+memory is what the fit adds to the data; the first fit's includes the compiler's.""",
+            "logistic",
+            {
+                "data": "data",
+                "seed": "seed",
+                "passes": "passes",
+                "compile_seconds": "compile s",
+                "fit_seconds": "fit s",
+                "verdict_seconds": "verdict s",
+                "peak_MB": "peak MB",
+                "khat": "k-hat",
+                "mean_error": "error of a mean, sd",
+                "log_sd_error": "error of a log sd",
+                "times_faster": "times faster",
+            },
+        ),
+        (
+            """## Batches and anchors on the gas-turbine data
+
+`python -m benchmarks.subsampling gas-turbine --data FOLDER`: the linear regression of the paper,
+36,733 rows and 9 parameters. Passes over the data until the Bregman distance from the exact
+posterior is below 0.01 a dimension: with control variates in batches of 100, and plain batches of
+10,000 with expectations in closed form, which is plain subsampling at its best, stopped there or
+after 5,445 passes.""",
+            "gas-turbine",
+            {
+                "method": "method",
+                "seed": "seed",
+                "passes_until_close": "passes until close",
+                "passes": "passes in all",
+                "anchors": "anchors",
+                "distance_per_dimension": "distance / d at the end",
+            },
+        ),
+        (
+            """## Data on disk
+
+`python -m benchmarks.subsampling memory`: the logistic regression from `numpy.memmap` arrays through
+a Loader, batches of 1,000. Peak memory is what the fit adds, without pages that map files.""",
+            "memory",
+            {
+                "rows": "rows",
+                "data_MB": "data MB",
+                "peak_MB": "peak MB",
+                "passes": "passes",
+                "fit_seconds": "fit s",
+            },
+        ),
+        (
+            """## Batches of other models
+
+`python -m benchmarks.subsampling models`: against fits of all the data at an accuracy of 0.005.""",
+            "models",
+            {
+                "model": "model",
+                "parameters": "parameters",
+                "rows": "rows",
+                "batch": "batch",
+                "seed": "seed",
+                "passes": "passes",
+                "status": "status",
+                "khat": "k-hat",
+                "mean_error": "error of a mean, sd",
+                "log_sd_error": "error of a log sd",
+                "elbo_error": "error of the ELBO",
+            },
+        ),
+    ]
+    told = []
+    for text, name, columns in sections:
+        rows = read(results / f"subsampling-{name}.csv")
+        if rows:
+            cells = ([row[column] for column in columns] for row in rows)
+            told.append(f"{text}\n\n{_table(tuple(columns.values()), cells)}")
+    return told

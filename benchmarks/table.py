@@ -282,9 +282,9 @@ def _subsampling(results: Path) -> list[str]:
         (
             """## Batches of a million rows
 
-`python -m benchmarks.subsampling logistic`: a logistic regression, a million rows, 20 parameters. The
-errors are against the fit of all the data, the last row, for which a pass is an evaluation. Peak
-memory is what the fit adds to the data; the first fit's includes the compiler's.""",
+`python -m benchmarks.subsampling logistic`: a logistic regression, a million rows, 20 parameters.
+The errors are against the fit of all the data, the last row, for which a pass is an evaluation.
+Peak memory is what the fit adds to the data; the first fit's includes the compiler's.""",
             "logistic",
             {
                 "data": "data",
@@ -321,8 +321,9 @@ after 5,445 passes.""",
         (
             """## Data on disk
 
-`python -m benchmarks.subsampling memory`: the logistic regression from `numpy.memmap` arrays through
-a Loader, batches of 1,000. Peak memory is what the fit adds, without pages that map files.""",
+`python -m benchmarks.subsampling memory`: the logistic regression from `numpy.memmap` arrays
+through a Loader, batches of 1,000. Peak memory is what the fit adds, without pages that map
+files.""",
             "memory",
             {
                 "rows": "rows",

@@ -279,13 +279,15 @@ def test_results_follow_the_seed(fitted):
 
 @pytest.mark.filterwarnings("ignore:The effect of Potentials")
 def test_predictions_of_all_rows(fitted):
-    full = ngvi.full_data(fitted.model)
-    with full:
+    with ngvi.full_data(fitted.model):
         predicted = pm.sample_posterior_predictive(
             fitted.sample(10, random_seed=1), progressbar=False, random_seed=1
         )
     assert predicted["posterior_predictive"]["y"].shape == (1, 10, ROWS)
-    plain = hierarchy(X, GROUP, Y, COUNTS)
+
+
+def test_the_model_of_all_the_data(fitted):
+    plain, full = hierarchy(X, GROUP, Y, COUNTS), ngvi.full_data(fitted.model)
     assert ngvi.full_data(plain) is plain
     point = {name: value + 0.3 for name, value in plain.initial_point().items()}
     assert full.compile_logp()(point) == pytest.approx(plain.compile_logp()(point))

@@ -24,6 +24,7 @@ import pytensor
 from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
 from pytensor.compile.mode import get_mode
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 from pytensor.link.jax import JAXLinker
 from pytensor.scan.op import Scan
@@ -40,8 +41,10 @@ CURVATURES = ("full", "diagonal", "none")
 
 # A function of the log density alone is compiled once this many components of draws have gone
 # through a function that gives derivatives nobody asked for. A count, not a clock: the same calls
-# take the same functions on every machine, and so give the same bits.
+# take the same functions on every machine, and so give the same bits. So many numbers of data weigh
+# as much as one component.
 _WASTE_LIMIT = 2_000_000
+_DATA_PER_COMPONENT = 250
 
 
 class HessianFallbackWarning(UserWarning):
@@ -118,11 +121,18 @@ class Target:
     def _density(self, draws: Array, data: Data) -> Array:
         if "density" not in self._evaluators:
             richer = self._evaluators.get("none") or self._evaluators.get("hessian")
-            self._wasted += draws.size
+            self._wasted += len(draws) * self._burden
             if richer is not None and self._wasted <= _WASTE_LIMIT and not self._costly_derivatives:
                 return richer(draws, "none", data).log_density
             self._evaluators["density"] = self._compile([self._graph.log_density])
         return self._evaluators["density"](draws, "none", data).log_density
+
+    @cached_property
+    def _burden(self) -> int:
+        """What one draw wastes, in components."""
+        roots = (v for v in ancestors([self._graph.log_density]) if v.owner is None)
+        sizes = (np.size(_held(variable)) for variable in roots)
+        return max(self.dim, sum(sizes) // _DATA_PER_COMPONENT)
 
     @cached_property
     def _costly_derivatives(self) -> bool:
@@ -349,6 +359,13 @@ class Target:
         # Our inputs are always contiguous float64 arrays: PyTensor need not look at each.
         function.trust_input = True
         return function
+
+
+def _held(variable: Any) -> Any:
+    """Return the value of a constant or shared variable, None of any other."""
+    if isinstance(variable, SharedVariable):
+        return variable.get_value(borrow=True)
+    return getattr(variable, "data", None)
 
 
 def check_choice(option: str, given: str, valid: Sequence[str]) -> None:

@@ -216,6 +216,19 @@ def test_another_evaluator_can_take_over(interpreted):
     np.testing.assert_array_equal(target.log_density(draws), 2 * expected.log_density)
 
 
+@pytest.mark.parametrize(("rows", "own_function"), [(10, False), (1_000_000, True)])
+def test_densities_of_many_data_have_a_function_of_their_own(rows, own_function):
+    """Derivatives that nobody asked for cost more than compiling, the more data there are."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1.0, observed=np.ones(rows))
+    target = compile_target(model, compile_kwargs={"mode": "FAST_COMPILE"})
+    target._wasted = 1_999_000
+    target.evaluate(np.zeros((1, 1)), "none")
+    target.log_density(np.zeros((10, 1)))
+    assert ("density" in target._evaluators) == own_function
+
+
 @pytest.mark.parametrize("backend", [None, "numba", "c", "jax"])
 def test_backends_agree(interpreted, backend):
     if backend == "jax":

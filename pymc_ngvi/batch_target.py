@@ -16,7 +16,7 @@ from pymc_ngvi.families import Gaussian
 from pymc_ngvi.layout import Array
 from pymc_ngvi.minibatches import Batched
 
-# Numbers in what a chunk of rows takes to evaluate: about rows times parameters, some 30 MB.
+# Numbers in a chunk of rows, and in the derivatives of each with respect to each parameter: 30 MB.
 _CHUNK_NUMBERS = 2**22
 _LARGEST_CHUNK = 2**16
 # Draws evaluated together, and so batches that are in memory at a time.
@@ -80,8 +80,8 @@ class BatchTarget(Target):
     def reseed(self, seed: int) -> None:
         """Let the batches drawn from now on follow from `seed`."""
         if seed != self._seed:
-            self._kept: dict[int, Evaluation] = {}
-        self._seed, self._position = seed, 0
+            self._kept: dict[tuple[int, int], Evaluation] = {}
+        self._seed, self._drawn = seed, 0
         for i, feed in enumerate(self.batched.feeds):
             feed.loader.reseed(seed + i)
 
@@ -124,7 +124,6 @@ class BatchTarget(Target):
         for start in range(0, len(draws), DRAWS_A_BATCH):
             part = draws[start : start + DRAWS_A_BATCH]
             data = self._common_data()
-            self.rows += self.batched.batch_size
             value = self._density(part, itertools.repeat(data))
             if self.anchor is not None:
                 here = Evaluation(value, np.zeros(part.shape), None)
@@ -162,21 +161,23 @@ class BatchTarget(Target):
     def full_log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), of all the data, chunk by chunk."""
         draws = self._as_draws(draws)
-        return np.sum(
-            [self._density(draws, itertools.repeat(data)) for data in self._chunks()], axis=0
+        return np.asarray(
+            sum(self._density(draws, itertools.repeat(data)) for data in self._chunks())
         )
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
         draws = self._as_draws(draws)
-        parts = [
+        parts = (
             self._evaluate(draws, curvature, itertools.repeat(data)) for data in self._chunks()
-        ]
-        return Evaluation(
-            np.sum([part.log_density for part in parts], axis=0),
-            np.sum([part.gradient for part in parts], axis=0),
-            None if curvature == "none" else np.sum([part.hessian for part in parts], axis=0),
         )
+        total = next(parts)
+        for part in parts:
+            total.log_density[:] += part.log_density
+            total.gradient[:] += part.gradient
+            if total.hessian is not None and part.hessian is not None:
+                total.hessian[:] += part.hessian
+        return total
 
     @property
     def _anchor_curvature(self) -> str:
@@ -185,25 +186,25 @@ class BatchTarget(Target):
     def _at_anchor(self, data: list[tuple[Any, ...]]) -> Evaluation:
         """Evaluate the batches of the last draws at the anchor, once for each seed."""
         assert self.anchor is not None
-        if self._position not in self._kept:
-            at = np.repeat(self.anchor.q.mean[np.newaxis], len(data), axis=0)
-            there = self._evaluate(at, self._anchor_curvature, data)
-            if len(self._kept) * _DRAWS_AT_A_TIME * self.dim**2 > _KEPT_NUMBERS:
-                return there
-            self._kept[self._position] = there
-        return self._kept[self._position]
+        which = (self._drawn, len(data))
+        if which in self._kept:
+            return self._kept[which]
+        at = np.repeat(self.anchor.q.mean[np.newaxis], len(data), axis=0)
+        there = self._evaluate(at, self._anchor_curvature, data)
+        if (len(self._kept) + 1) * _DRAWS_AT_A_TIME * self.dim**2 < _KEPT_NUMBERS:
+            self._kept[which] = there
+        return there
 
     def _with_batches(self, draws: Array) -> Iterator[tuple[Array, list[tuple[Any, ...]]]]:
         """Draws a few at a time, each with a fresh batch."""
         for start in range(0, len(draws), _DRAWS_AT_A_TIME):
             part = draws[start : start + _DRAWS_AT_A_TIME]
-            data = [self._common_data() for _ in part]
-            self.rows += len(part) * self.batched.batch_size
-            self._position += len(part)
-            yield part, data
+            yield part, [self._common_data() for _ in part]
 
     def _common_data(self) -> tuple[Any, ...]:
         """Draw one batch."""
+        self._drawn += 1
+        self.rows += self.batched.batch_size
         data: list[Any] = [_ONE]
         for feed in self.batched.feeds:
             data += [_ONE, *feed.cast(feed.loader.draw())]
@@ -211,7 +212,8 @@ class BatchTarget(Target):
 
     def _chunks(self) -> Iterator[tuple[Any, ...]]:
         """All the data in chunks, each with the weights that make them add up to the whole."""
-        size = min(max(_CHUNK_NUMBERS // self.dim, 1), _LARGEST_CHUNK)
+        numbers = max(self.dim, self.batched.row_size)
+        size = min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
         feeds = self.batched.feeds
         n_chunks = max(-(-feed.loader.n_rows // size) for feed in feeds)
         for i in range(n_chunks):

@@ -141,7 +141,7 @@ class BatchedDensities:
 
         What the containers held before is put back in the end.
         """
-        size = NUMBERS_PER_CALL // FIRST_DRAWS
+        size = max(NUMBERS_PER_CALL // max(FIRST_DRAWS, self._batched.row_size), 1)
         feeds = self._batched.feeds
         before = [[c.get_value(borrow=True) for c in feed.containers] for feed in feeds]
         try:

@@ -80,6 +80,11 @@ class Loader:
         self._random_rows = mapped and self.block == 1
         self.reseed(0)
 
+    @property
+    def row_size(self) -> int:
+        """Numbers in a row of all arrays."""
+        return sum(int(np.prod(array.shape[1:])) for array in self.arrays.values())
+
     def __repr__(self) -> str:
         return (
             f"Loader({', '.join(self.arrays)}: {self.n_rows} rows, batch_size={self.batch_size}, "

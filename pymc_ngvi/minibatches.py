@@ -103,6 +103,11 @@ class Batched:
         """Rows of one batch of each feed together."""
         return sum(feed.loader.batch_size for feed in self.feeds)
 
+    @property
+    def row_size(self) -> int:
+        """Numbers in a row of a feed, the largest."""
+        return max(feed.loader.row_size for feed in self.feeds)
+
     def terms(self) -> list[Term]:
         """Return the terms of the log density."""
         model = self.model

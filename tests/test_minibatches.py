@@ -101,6 +101,7 @@ def test_chunks_add_up_to_the_model_of_all_the_data(compiled, monkeypatch, name,
     monkeypatch.setattr("pymc_ngvi.batch_target._LARGEST_CHUNK", chunk)
     target, full = compiled[name]
     assert isinstance(target, BatchTarget)
+    assert target.hessian_route == "vectorized"  # to find it takes a batch
     before = target.passes
     got = target.evaluate_fully(points(target), "full")
     expected = full.evaluate(points(target), "full")

@@ -30,7 +30,7 @@ RUN_BY_THE_BUILD = {"quickstart.md"}
 
 def blocks(page):
     """Code of a page, shown or run by the build."""
-    fence = r"^```(?:python|\{code-cell\} python)\n(?::tags:.*\n)?(.*?)^```"
+    fence = r"^```(?:python|\{code-cell\} python)\n(?::tags:[^\n]*\n)?(.*?)^```"
     return re.findall(fence, (PAGES / page).read_text(), re.DOTALL | re.MULTILINE)
 
 

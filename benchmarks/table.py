@@ -323,7 +323,7 @@ after 5,445 passes.""",
 
 `python -m benchmarks.subsampling memory`: the logistic regression from `numpy.memmap` arrays
 through a Loader, batches of 1,000. Peak memory is what the fit adds, without pages that map
-files.""",
+files; that of the first includes the compiler's.""",
             "memory",
             {
                 "rows": "rows",

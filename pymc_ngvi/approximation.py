@@ -72,6 +72,8 @@ class GaussianApproximation:
         The `random_seed` of the fit.
     loader : Loader or None
         What containers of the model were fed from.
+    loaded : tuple of str
+        Names of these.
 
     Notes
     -----
@@ -104,6 +106,7 @@ class GaussianApproximation:
         self.history: list[Info] = []
         self.seed: Any = None
         self.loader: Loader | None = None
+        self.loaded: tuple[str, ...] = ()
         self._transform: DrawTransform | None = None
         self.set_gaussian(gaussian)
 
@@ -210,6 +213,7 @@ class GaussianApproximation:
             dims=dims,
             sample_stats=weighed.statistics,
             log_likelihood=transform.log_likelihood(weighed.draws) if log_likelihood else None,
+            loaded=transform.loaded,
             attrs={
                 "posterior": self._attributes(random_seed),
                 "sample_stats": weighed.attributes | {"importance": importance or "none"},
@@ -240,6 +244,7 @@ class GaussianApproximation:
             history=self.history,
             report=self.report,
             seed=np.asarray(self.seed).tolist() if numbers else None,
+            loaded=self.loaded,
         )
         storage.write(path, fit)
 
@@ -319,8 +324,13 @@ class GaussianApproximation:
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`, built only when the model is not that of last time."""
         if self._transform is None or not self._transform.matches(model):
-            loader = self.loader if model is self.model else None
-            self._transform = DrawTransform(model, self.groups[0].ordering, loader)
+            own = model is self.model
+            self._transform = DrawTransform(
+                model,
+                self.groups[0].ordering,
+                self.loader if own else None,
+                loaded=self.loaded if own else (),
+            )
         return self._transform
 
 
@@ -408,7 +418,10 @@ def create_approximation(
 
 
 def load(
-    path: str | os.PathLike[str], model: pymc.Model | None = None
+    path: str | os.PathLike[str],
+    model: pymc.Model | None = None,
+    *,
+    loader: Loader | None = None,
 ) -> NGVIMeanField | NGVIFullRank:
     """Read an approximation that `save` wrote.
 
@@ -419,6 +432,9 @@ def load(
     path : str or path
     model : pymc.Model, optional
         The model that was fitted, which the file does not hold; that of the context by default.
+    loader : Loader, optional
+        What the fit's data were loaded by, which the file does not hold either. Without it there
+        are draws, but no densities.
 
     Returns
     -------
@@ -440,6 +456,8 @@ def load(
     approx.history = saved.history
     approx.report = saved.report
     approx.seed = saved.seed
+    approx.loader = loader
+    approx.loaded = saved.loaded
     return approx
 
 

@@ -92,6 +92,7 @@ class Engine(Levels):
         """
         self.n_samples = self._rounded(WARM_UP_DRAWS, state.q)
         self._warming_up = True
+        self.anchor(None)
         self._secants = Secants()
         self.evaluations = max(self.evaluations, state.evaluations)
         limit = self.max_evaluations if budget is None else self.evaluations + budget

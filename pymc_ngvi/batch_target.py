@@ -23,8 +23,8 @@ _LARGEST_CHUNK = 2**16
 _DRAWS_AT_A_TIME = 32
 #: Draws whose log density is estimated from one batch, where nothing else is asked for.
 DRAWS_A_BATCH = 25
-# Rows, or batches, that are few.
-_FEW_ROWS, _FEW_BATCHES = 20_000, 50
+# Rows that are few.
+_FEW_ROWS = 20_000
 # Numbers kept of batches at the anchor, so that they need not be evaluated there again.
 _KEPT_NUMBERS = 2**23
 
@@ -105,13 +105,19 @@ class BatchTarget(Target):
             return False
         return self.place_anchor(q)
 
-    def place_anchor(self, q: Gaussian) -> bool:
-        """Evaluate all the data at the mean of q; where that is not finite there is no anchor."""
+    def place_anchor(self, q: Gaussian | None) -> bool:
+        """Evaluate all the data at the mean of q; where that is not finite there is no anchor.
+
+        None takes the anchor away.
+        """
+        self._kept = {}
+        if q is None:
+            self.anchor = None
+            return False
         full = self.evaluate_fully(q.mean[np.newaxis], self._anchor_curvature)
         parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
         self.anchor = Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
         self.anchors += 1
-        self._kept = {}
         return self.anchor is not None
 
     def log_density(self, draws: Array) -> Array:
@@ -156,7 +162,7 @@ class BatchTarget(Target):
     @property
     def small(self) -> bool:
         """Whether all the data are so few that densities may be computed from all of them."""
-        return self.batched.n_rows <= max(_FEW_ROWS, _FEW_BATCHES * self.batched.batch_size)
+        return self.batched.n_rows <= _FEW_ROWS
 
     def full_log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), of all the data, chunk by chunk."""

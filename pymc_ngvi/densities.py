@@ -84,15 +84,18 @@ class BatchedDensities:
 
     def _share(self, term: Term) -> Variable | float:
         """Return what takes back the scaling of a term to the total size."""
-        if term.feed is None or term.total is None:
+        if term.feed is None or (term.total is None and not term.averages):
             return 1.0
-        return self._batched.feeds[term.feed].containers[0].shape[0] / term.total
+        rows = self._batched.feeds[term.feed].containers[0].shape[0]
+        return rows if term.total is None else rows / term.total
 
     def _weight(self, term: Term) -> float:
         """Return what scales a term, added up over all rows, to the total size."""
         if term.feed is None:
             return 1.0
         loader = self._batched.feeds[term.feed].loader
+        if term.averages:
+            return 1 / loader.n_rows
         total = loader.batch_size if term.total is None else term.total.eval()
         return float(total) / loader.n_rows
 

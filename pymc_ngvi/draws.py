@@ -46,6 +46,8 @@ class DrawTransform:
         For each value variable its name, slice of the flat vector, shape and dtype.
     loader : Loader, optional
         What containers of the model are fed from.
+    loaded : sequence of str
+        Names of these, also where the loader is not at hand.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class DrawTransform:
         model: pymc.Model,
         ordering: Mapping[str, tuple[Any, ...]],
         loader: Loader | None = None,
+        *,
+        loaded: Sequence[str] = (),
     ) -> None:
         self.model = model
+        self.loaded = tuple(loaded)
         self._loader = loader
         self.slots = [Slot(*entry) for entry in ordering.values()]
         self._unobserved = list(model.unobserved_RVs)
@@ -100,7 +105,7 @@ class DrawTransform:
     @property
     def reads_batches(self) -> bool:
         """Whether the model sees a batch of its data at a time."""
-        return self._batched is not None
+        return bool(self.loaded) or self._batched is not None
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) of the joint model at draws (n, d), Jacobian included."""
@@ -114,12 +119,23 @@ class DrawTransform:
     def _batched(self) -> Batched | None:
         return find_batches(self.model, self._loader)
 
-    @cached_property
+    @property
     def _densities(self) -> Densities:
-        names = [slot.name for slot in self.slots]
+        if self.loaded and self._loader is None:
+            raise ValueError(
+                f"the fit read {', '.join(self.loaded)} from a loader, which is not at hand: give "
+                "it to load(..., loader=), or set `loader` of the approximation"
+            )
         if self._batched is None:
-            return PlainDensities(self.model, names)
-        return BatchedDensities(self._batched, names)
+            return self._plain_densities
+        # Found anew: arrays taken from containers follow pm.set_data too.
+        batched = find_batches(self.model, self._loader)
+        assert batched is not None
+        return BatchedDensities(batched, [slot.name for slot in self.slots])
+
+    @cached_property
+    def _plain_densities(self) -> PlainDensities:
+        return PlainDensities(self.model, [slot.name for slot in self.slots])
 
 
 def _check_free_variables(model: pymc.Model, slots: Sequence[Slot]) -> None:

@@ -88,6 +88,7 @@ class Fit:
         self.compile_seconds = seconds
         self.fit_seconds = 0.0
         self.verdict_seconds = 0.0
+        self.verdict_rows = self.verdict_anchors = 0
         self.history: list[Info] = []
         self.search: Search | None = None
         self.state: State
@@ -264,6 +265,7 @@ class Fit:
         begin = time.perf_counter()
         cut_short = result.status in ("failed", "interrupted")
         data = self._data_read()
+        before = (getattr(self.target, "rows", 0), getattr(self.target, "anchors", 0))
         verdict = Verdict()
         if not cut_short:
             try:
@@ -271,7 +273,10 @@ class Fit:
             except (Exception, KeyboardInterrupt) as error:  # the fit itself is not to be lost
                 warn(f"ngvi: the fit was not judged: {first_line(error)}", UnreliableFit)
         if isinstance(self.target, BatchTarget):
-            data["verdict_passes"] = self.target.passes - data["passes"]
+            rows, anchors = self.target.rows - before[0], self.target.anchors - before[1]
+            self.verdict_rows += rows
+            self.verdict_anchors += anchors
+            data["verdict_passes"] = rows / self.target.batched.n_rows
         self.verdict_seconds += time.perf_counter() - begin
         self.approx.report = Report.from_history(
             self.history,
@@ -299,19 +304,19 @@ class Fit:
         return dict(
             n_rows=target.batched.n_rows,
             batch_size=target.batched.batch_size,
-            passes=target.passes,
-            anchors=target.anchors,
+            passes=(target.rows - self.verdict_rows) / target.batched.n_rows,
+            anchors=target.anchors - self.verdict_anchors,
         )
 
     def _judge(self, q: Gaussian) -> Verdict:
         target, noise = self.target, 0.0
         log_density = target.log_density
-        if isinstance(target, BatchTarget) and target.small:
-            log_density = target.full_log_density
-        elif isinstance(target, BatchTarget):
-            # By all the data, through an anchor, however the fit was made.
+        if isinstance(target, BatchTarget):
+            # By all the data, through an anchor or directly, however the fit was made.
             noise = np.inf if target.anchor is None else target.noise(q, self.rng)
-            if noise > _MOST_NOISE and target.place_anchor(q):
+            if noise > _MOST_NOISE and target.small:
+                log_density, noise = target.full_log_density, 0.0
+            elif noise > _MOST_NOISE and target.place_anchor(q):
                 noise = target.noise(q, self.rng)
         log_ratios = fresh_log_ratios(log_density, q, self.rng)
         if not np.isfinite(log_ratios).all():

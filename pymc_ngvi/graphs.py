@@ -78,7 +78,8 @@ def build_graph(model: pymc.Model, layout: Layout, batched: Batched | None = Non
 
 def _weighted(batched: Batched) -> tuple[Any, tuple[Any, ...]]:
     """Add up the terms of a log density, with weights for those of each feed."""
-    outside, weights = pt.scalar("outside"), [pt.scalar() for _ in batched.feeds]
+    outside = pt.scalar("outside", dtype="float64")
+    weights = [pt.scalar(dtype="float64") for _ in batched.feeds]
     total, inputs = [], [outside]
     containers: dict[Any, Any] = {}
     for feed, weight in zip(batched.feeds, weights, strict=True):
@@ -91,7 +92,7 @@ def _weighted(batched: Batched) -> tuple[Any, tuple[Any, ...]]:
             total.append(outside * logp)
             continue
         feed = batched.feeds[term.feed]
-        if term.total is None:  # as if all the data were worth one batch
+        if term.total is None and not term.averages:  # as if all the data were worth one batch
             logp = logp * feed.loader.batch_size / feed.containers[0].shape[0]
         total.append(weights[term.feed] * logp)
     (log_density,) = graph_replace([pt.add(*total)], containers, strict=False)

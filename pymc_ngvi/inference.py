@@ -22,6 +22,7 @@ from pymc_ngvi.approximation import (
     create_approximation,
 )
 from pymc_ngvi.auto import starting_member
+from pymc_ngvi.batch_target import BatchTarget
 from pymc_ngvi.estimators import Stein
 from pymc_ngvi.fitting import Fit, PyMCCallback
 from pymc_ngvi.loader import Loader
@@ -96,6 +97,7 @@ class NGVI(Inference):
         point = self._target.unflatten(self._target.initial_point)
         approx = create_approximation(self.model, start, initial_point=point)
         approx.loader = self._loader
+        approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
         return approx
 
     @property
@@ -159,6 +161,8 @@ class NGVI(Inference):
         if (backend, compile_kwargs) not in ((None, None), self._compilation):
             self._compilation = (backend, compile_kwargs)
             self._target = self._build_target()
+        elif isinstance(self._target, BatchTarget) and not self._target.batched.current:
+            self._target = self._build_target()  # pm.set_data replaced what batches are taken from
         fit = Fit(
             self.approx,
             self._target,

@@ -7,7 +7,7 @@ PyMC; :func:`fit_dataset` and :func:`trace_dataset` say what was fitted and how.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ def to_inference_data(
     log_likelihood: Values | None = None,
     attrs: Mapping[str, Mapping[str, Any]] | None = None,
     others: Mapping[str, xarray.Dataset] | None = None,
+    loaded: Collection[str] = (),
 ) -> Any:
     """Gather draws and the model's data as ``InferenceData`` (ArviZ 0) or ``DataTree`` (ArviZ 1).
 
@@ -89,12 +90,16 @@ def to_inference_data(
     if sample_stats:
         groups["sample_stats"] = _draws_dataset(sample_stats, labels)
     groups |= others or {}
+    # What a loader feeds holds a few rows that stand for no data.
+    fed = {model[name] for name in loaded}
+    aside = set(loaded) | {rv.name for rv in model.observed_RVs if model.rvs_to_values[rv] in fed}
     for name, data in (
         ("observed_data", find_observations(model)),
         ("constant_data", find_constants(model)),
     ):
-        if data:
-            groups[name] = _dataset(data, labels, sample_dims=())
+        kept_data = {label: value for label, value in data.items() if label not in aside}
+        if kept_data:
+            groups[name] = _dataset(kept_data, labels, sample_dims=())
     for name, group in (attrs or {}).items():
         groups[name].attrs.update(group)
     return collect_groups(groups)

@@ -129,6 +129,11 @@ class Levels:
             estimate, *parts = decouple([plain, *parts], plain.coupling)
         return Sample(q, estimate, parts, self._asked(q, estimate), plain)
 
+    def anchor(self, q: Gaussian | None) -> None:
+        """Expand a target that reads batches at the mean of q, or nowhere, if it may."""
+        if self._reads_batches and self.target.controlled:
+            self.target.place_anchor(q)
+
     def _follow(self, q: Gaussian) -> bool:
         """Let a target that reads batches of data come along, and tell whether it did.
 

@@ -55,6 +55,10 @@ class Loader:
     ) -> None:
         if not arrays:
             raise ValueError("a Loader needs an array for each data container it feeds")
+        shapeless = [name for name, array in arrays.items() if not hasattr(array, "shape")]
+        if shapeless:
+            name = shapeless[0]
+            raise TypeError(f"{name} is a {type(arrays[name]).__name__}, not an array: convert it")
         scalars = [name for name, array in arrays.items() if not np.shape(array)]
         if scalars:
             raise ValueError(f"{scalars[0]} has no rows to load batches of: its shape is ()")

@@ -22,11 +22,12 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.errors import did_you_mean, warn
 from pymc_ngvi.loader import Loader
+from pymc_ngvi.relaxing import relax
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,21 @@ class Feed:
     loader : Loader
     containers : tuple of shared variables
         In the order of the loader's arrays.
+    sources : tuple of shared variables or None
+        Where the arrays are the contents of other containers, those.
     """
 
     loader: Loader
     containers: tuple[SharedVariable, ...]
+    sources: tuple[SharedVariable | None, ...] = ()
+
+    @property
+    def current(self) -> bool:
+        """Whether the sources still hold what the loader has of them."""
+        return all(
+            source is None or source.get_value(borrow=True) is array
+            for source, array in zip(self.sources, self.loader.arrays.values(), strict=False)
+        )
 
     def fill(self, arrays: Sequence[np.ndarray]) -> None:
         """Put rows of each array into its container."""
@@ -50,10 +62,14 @@ class Feed:
 
     def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Contiguous and writable arrays of the containers' types, as compiled functions want."""
-        return [
+        made = [
             np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
             for array, container in zip(arrays, self.containers, strict=True)
         ]
+        for old, new, name in zip(arrays, made, self.loader.arrays, strict=True):
+            if new.dtype.kind in "iu" and old.dtype != new.dtype and (old != new).any():
+                raise OverflowError(f"{name} has integers too large for its container: {new.dtype}")
+        return made
 
 
 @dataclass(frozen=True)
@@ -70,12 +86,15 @@ class Term:
         Number of the feed it reads its data from, if from any.
     total : Variable or None
         Total size it is scaled to.
+    averages : bool
+        Whether, without a total size, it is scaled by the length of its batch itself.
     """
 
     variable: Variable
     logp: Variable
     feed: int | None
     total: Variable | None
+    averages: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,16 +127,51 @@ class Batched:
         """Numbers in a row of a feed, the largest."""
         return max(feed.loader.row_size for feed in self.feeds)
 
+    @property
+    def current(self) -> bool:
+        """Whether the data are still those of the model's containers."""
+        return all(feed.current for feed in self.feeds)
+
     def terms(self) -> list[Term]:
         """Return the terms of the log density."""
         model = self.model
         variables = [*dict.fromkeys(model.observed_RVs), *model.free_RVs, *model.potentials]
         with pytensor.config.change_flags(traceback__limit=0):
             logps = model.logp(vars=variables, sum=False)
-        return [
-            Term(variable, logp, self._feed_of(variable, logp), _total_size(variable))
-            for variable, logp in zip(variables, logps, strict=True)
-        ]
+        return [self._term(variable, logp) for variable, logp in zip(variables, logps, strict=True)]
+
+    def _term(self, variable: Variable, logp: Variable) -> Term:
+        feed, total = self._feed_of(variable, logp), _total_size(variable)
+        averages = False
+        if feed is not None and total is None and variable not in self.model.observed_RVs:
+            averages = self._averages(variable, logp, self.feeds[feed])
+        return Term(variable, logp, feed, total, averages)
+
+    def _averages(self, variable: Variable, logp: Variable, feed: Feed) -> bool:
+        """Whether a potential stays the same when each row of its batch is there twice."""
+        point = self.model.initial_point(0)
+        inputs = self.model.value_vars
+        function = pytensor.function(
+            inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
+        )
+        values = [np.asarray(point[v.name] + 0.1, dtype=v.dtype) for v in inputs]
+        before = [container.get_value(borrow=True) for container in feed.containers]
+        rows = feed.loader.read(0, feed.loader.batch_size)
+        try:
+            feed.fill(rows)
+            once = float(function(*values))
+            feed.fill([np.concatenate([array, array]) for array in rows])
+            twice = float(function(*values))
+        finally:
+            feed.fill(before)
+        if np.isclose(twice, once, rtol=1e-5):
+            return True
+        if np.isclose(twice, 2 * once, rtol=1e-5):
+            return False
+        raise NotImplementedError(
+            f"{variable.name} is neither a sum over the rows of its batch nor a mean: of each row "
+            f"twice it is {twice:.6g}, of each once {once:.6g}. Write it as a sum"
+        )
 
     def _feed_of(self, variable: Variable, logp: Variable) -> int | None:
         above = set(ancestors([logp]))
@@ -137,17 +191,19 @@ class Batched:
         for feed in self.feeds:
             feed.loader.check()
         for term in self.terms():
-            if term.feed is None:
+            if term.feed is None or term.averages:
                 continue
             name, rows = term.variable.name, self.feeds[term.feed].loader.n_rows
             size = self.feeds[term.feed].loader.batch_size
-            if term.total is None:
-                fix = f"multiply it by {rows / size:g}"
-                if term.variable in self.model.observed_RVs:
-                    fix = f"add total_size={rows} to it"
+            if term.total is None and term.variable in self.model.observed_RVs:
                 warn(
                     f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
-                    f"the posterior is one of {size} rows only: {fix}"
+                    f"the posterior is one of {size} rows only: add total_size={rows} to it"
+                )
+            elif term.total is None:
+                warn(
+                    f"{name} adds up batches of {size} of {rows} rows and has no total_size: "
+                    f"unless that is done, multiply it by {rows / size:g}"
                 )
             elif isinstance(term.total, Constant) and int(term.total.data) != rows:
                 warn(
@@ -170,6 +226,8 @@ def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | N
     Batched or None
         None for a model of all its data.
     """
+    if not isinstance(loader, Loader | None):
+        raise TypeError(f"loader must be a pymc_ngvi.Loader, got {type(loader).__name__}")
     feeds = [] if loader is None else [_loaded(model, loader)]
     if any(isinstance(v.owner.op, MinibatchOp) for v in _computed(model)):
         model, found = _with_containers(model)
@@ -221,10 +279,17 @@ def _loaded(model: pymc.Model, loader: Loader) -> Feed:
                 f"{did_you_mean(name, names, '; it has ' + (', '.join(names) or 'none'))}"
             )
         container = model[name]
-        if container.ndim != len(array.shape):
+        held = container.get_value(borrow=True)
+        if held.shape[1:] != tuple(array.shape[1:]) or held.ndim != len(array.shape):
             raise ValueError(
-                f"the container {name} has {container.ndim} dimensions, the loader's array "
-                f"{len(array.shape)}"
+                f"rows of the container {name} have the shape {held.shape[1:]}, those of the "
+                f"loader's array {tuple(array.shape[1:])}"
+            )
+        if not np.can_cast(array.dtype, container.type.dtype, "same_kind"):
+            raise ValueError(
+                f"the container {name} holds {container.type.dtype}, the loader's array has "
+                f"{array.dtype}, which would lose what is behind the point: make the container "
+                f"with rows of that kind"
             )
         containers.append(container)
     return Feed(loader, tuple(containers))
@@ -260,16 +325,14 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
             for name, array in arrays.items()
         ]
         loader = Loader(arrays, batch_size=copies[0].outputs[0].type.shape[0])
-        groups[generator] = Feed(loader, tuple(containers))
+        sources = [_container(model, data) for data in copies[0].inputs[:-1]]
+        groups[generator] = Feed(loader, tuple(containers), tuple(sources))
     replacements = {
         output: container
         for node in nodes
         for output, container in zip(node.outputs, groups[node.inputs[-1]].containers, strict=False)
     }
-    outputs = clone_replace(fgraph.outputs, replacements, rebuild_strict=False)
-    for old, new in zip(fgraph.outputs, outputs, strict=True):
-        new.name = old.name
-    rebuilt = FunctionGraph(outputs=outputs, clone=False)
+    rebuilt = FunctionGraph(outputs=relax(fgraph.outputs, replacements), clone=False)
     rebuilt._coords, rebuilt._dim_lengths = fgraph._coords, fgraph._dim_lengths
     new_model = model_from_fgraph(rebuilt, mutate_fgraph=True)
     for name, value in initial_values.items():
@@ -288,9 +351,15 @@ def _without_initial_values(model: pymc.Model) -> Iterator[dict[str, Any]]:
         model.rvs_to_initial_values.update(values)
 
 
+def _container(model: pymc.Model, data: Variable) -> SharedVariable | None:
+    """Return the container of the model that a variable of its copy stands for, if it is one."""
+    is_container = data.owner is not None and isinstance(data.owner.op, ModelVar)
+    return model[data.name] if is_container else None
+
+
 def _value(data: Variable) -> np.ndarray:
     """Return the array a variable of data stands for, without a copy where possible."""
-    if data.owner is not None and isinstance(data.owner.op, ModelVar):  # a pm.Data container
+    if data.owner is not None and isinstance(data.owner.op, ModelVar):
         data = data.owner.inputs[0]
     if isinstance(data, Constant):
         return np.asarray(data.data)

@@ -191,6 +191,7 @@ class Search:
         z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
         elbos = []
         for state in states:
+            self.engine.anchor(state.q)  # that of another state may be far from this one
             try:
                 elbos.append(self.engine.evaluate(state.q, z).estimate.elbo)
             except NonFiniteError:

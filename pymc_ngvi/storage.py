@@ -52,6 +52,8 @@ class SavedFit:
     history : list of Info
     report : Report or None
     seed : int, list or None
+    loaded : tuple of str
+        Names of the containers that were fed by a loader.
     """
 
     gaussian: Gaussian
@@ -61,6 +63,7 @@ class SavedFit:
     history: list[Info]
     report: Report | None
     seed: Any
+    loaded: tuple[str, ...] = ()
 
     def check_layout(self, layout: Layout) -> None:
         """Raise where a model is not the one that was fitted, saying in what."""
@@ -169,6 +172,7 @@ def _to_dataset(fit: SavedFit) -> xarray.Dataset:
             "shapes": json.dumps(fit.shapes),
             "report": _report_as_json(fit.report),
             "seed": json.dumps(fit.seed),
+            "loaded": json.dumps(fit.loaded),
         },
     )
     return dataset.assign_attrs(checksum=_checksum(dataset))
@@ -185,6 +189,7 @@ def _from_dataset(dataset: xarray.Dataset) -> SavedFit:
         history=_history(dataset),
         report=_report(json.loads(attrs["report"])),
         seed=json.loads(attrs["seed"]),
+        loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
     )
 
 

@@ -29,4 +29,4 @@ approx.report
 
 # %%
 idata = approx.sample(2000, random_seed=1)
-az.summary(idata, kind="stats")
+az.summary(idata, var_names=["Intercept", "hours", "school"], kind="stats")

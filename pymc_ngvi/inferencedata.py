@@ -69,6 +69,8 @@ def to_inference_data(
         Attributes by group.
     others : mapping of str to xarray.Dataset, optional
         Groups that are no draws, such as the fitted Gaussian.
+    loaded : collection of str
+        Names of the model's containers that a loader feeds: what they hold is left out.
 
     Returns
     -------

@@ -114,6 +114,11 @@ def test_what_makes_no_loader(wrong, message):
         Loader(**wrong)
 
 
+def test_what_is_no_array():
+    with pytest.raises(TypeError, match="x is a list, not an array"):
+        Loader({"x": [1.0, 2.0]}, batch_size=1)
+
+
 def test_a_loader_says_what_it_loads(tmp_path):
     loader = Loader(arrays(tmp_path, "numpy"), batch_size=5)
     assert repr(loader) == "Loader(x, y: 30 rows, batch_size=5, block=1)"

@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_ngvi as ngvi
+from pymc_ngvi._compat import group_names
 from pymc_ngvi.families import FullGaussian
 from pymc_ngvi.minibatches import find_batches
 from pymc_ngvi.target import BatchTarget, compile_target
@@ -176,6 +177,66 @@ def test_rows_are_counted(compiled):
     assert (target.anchors, target.passes) == (1, 1.5)
 
 
+def mixture(y, **total):
+    mu = pm.Normal("mu", 0, 1, shape=2)
+    pm.NormalMixture("y", pm.Dirichlet("w", [1, 1]), mu, 1, observed=y, **total)
+
+
+def censored(y, **total):
+    pm.Censored("y", pm.Normal.dist(pm.Normal("mu"), 1), lower=-1, upper=1, observed=y, **total)
+
+
+def categorical(x, group, **total):
+    slope = pm.Normal("slope", 0, 1, shape=(2, 3))
+    pm.Categorical("group", logit_p=x @ slope, observed=group, **total)
+
+
+def several_outcomes(x, **total):
+    pm.MvNormal("x", pm.Normal("mu", 0, 1, shape=2), cov=np.eye(2), observed=x, **total)
+
+
+def zero_inflated(counts, **total):
+    rate = pm.math.exp(pm.Normal("mu"))
+    pm.ZeroInflatedPoisson("counts", pm.Beta("p", 2, 2), rate, observed=counts, **total)
+
+
+def potential(x, y, total_size=None):
+    """A likelihood that is scaled by the length of its batch."""
+    logp = pm.logp(pm.Normal.dist(x @ pm.Normal("mu", 0, 1, shape=2), 1.0), y)
+    pm.Potential("likelihood", logp.sum() if total_size is None else total_size * logp.mean())
+
+
+@pytest.mark.parametrize(
+    ("build", "arrays"),
+    [
+        (mixture, [Y]),
+        (censored, [np.clip(Y, -1, 1)]),
+        (categorical, [X, GROUP]),
+        (several_outcomes, [X]),
+        (zero_inflated, [COUNTS]),
+        (potential, [X, Y]),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_any_likelihood_may_read_batches(build, arrays):
+    batches = pm.Minibatch(*arrays, batch_size=20)
+    with pm.Model() as model:
+        build(*(batches if len(arrays) > 1 else [batches]), total_size=ROWS)
+    with pm.Model() as full:
+        build(*arrays)
+    target, other = (compile_target(m, backend="interpreted") for m in (model, full))
+    x = points(target)
+    expected = other.evaluate(x, "none")
+    got = target.evaluate_fully(x, "none")
+    np.testing.assert_allclose(got.log_density, expected.log_density, rtol=1e-9)
+    np.testing.assert_allclose(got.gradient, expected.gradient, rtol=1e-8, atol=1e-9)
+    means = []
+    for seed in range(60):
+        target.reseed(seed)
+        means.append(target.evaluate(x[:1], "none").log_density[0])
+    assert abs(np.mean(means) - expected.log_density[0]) < 4 * np.std(means) / np.sqrt(60)
+
+
 def fit(model, **options):
     return pm.fit(method="ngvi", model=model, progressbar=False, backend="interpreted", **options)
 
@@ -231,6 +292,53 @@ def test_a_fit_from_a_loader(reference):
         ("sample_stats", "lp"),
     ]:
         np.testing.assert_allclose(draws[group][name], full[group][name], rtol=1e-9)
+
+
+def test_a_saved_fit_of_a_loader(tmp_path):
+    model, loader = loaded()
+    approx = fit(model, random_seed=1, loader=loader, accuracy=1.0)
+    approx.save(tmp_path / "fit.nc")
+    again = ngvi.load(tmp_path / "fit.nc", model, loader=loader)
+    without = ngvi.load(tmp_path / "fit.nc", model)
+    expected = approx.sample(5, random_seed=1, log_likelihood=True)
+    got = again.sample(5, random_seed=1, log_likelihood=True)
+    np.testing.assert_array_equal(got["log_likelihood"]["y"], expected["log_likelihood"]["y"])
+    assert "observed_data" not in group_names(got)  # two rows that mean nothing
+    assert "lp" not in without.sample(5)["sample_stats"]
+    with pytest.raises(ValueError, match="read x, group, y_data, count_data from a loader"):
+        without.sample(5, log_likelihood=True)
+
+
+def test_batches_follow_set_data():
+    with pm.Model() as model:
+        data = pm.Data("data", Y)
+        mu = pm.Normal("mu", 0.0, 100.0)
+        pm.Normal("y", mu, 1.0, observed=pm.Minibatch(data, batch_size=20), total_size=ROWS)
+    inference = ngvi.NGVI(model=model, backend="interpreted", random_seed=1)
+    before = inference.fit(progressbar=False)
+    old = before.gaussian.mean[0]
+    likelihood = before.sample(3, random_seed=1, log_likelihood=True)["log_likelihood"]["y"]
+    with model:
+        pm.set_data({"data": Y + 10})
+    moved = before.sample(3, random_seed=1, log_likelihood=True)["log_likelihood"]["y"]
+    assert (abs(likelihood - moved) > 1).any()
+    assert inference.fit(progressbar=False).gaussian.mean[0] == pytest.approx(old + 10, abs=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
+@pytest.mark.parametrize("first", [1.0, -1.0])
+def test_starts_are_compared_each_at_an_anchor_of_its_own(first):
+    """The anchor of one mode tells nothing of the other."""
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(5000)
+    y = 1 + 0.2 * x + rng.normal(0, 0.5, 5000)
+    with pm.Model() as model:
+        u, v = pm.Minibatch(x, y, batch_size=50)
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("y", mu**2 + 0.2 * mu * u, 0.5, observed=v, total_size=5000)
+    for seed in range(3):
+        approx = fit(model, random_seed=seed, start=[{"mu": first}, {"mu": -first}])
+        assert approx.gaussian.mean[0] == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("small", "plain"), [(True, True), (False, True), (False, False)])
@@ -365,8 +473,15 @@ class TestBadInput:
         loader = ngvi.Loader({"x": X, "y_dat": Y}, batch_size=5)
         with pytest.raises(ValueError, match=r"no such pm\.Data container; did you mean 'y_data'"):
             fit(model, loader=loader)
-        with pytest.raises(ValueError, match="container x has 2 dimensions"):
-            fit(model, loader=ngvi.Loader({"x": Y}, batch_size=5))
+        with pytest.raises(ValueError, match="rows of the container x have the shape"):
+            fit(model, loader=ngvi.Loader({"x": X[:, :1]}, batch_size=5))
+        with pytest.raises(ValueError, match="group holds int32, the loader's array has float64"):
+            fit(model, loader=ngvi.Loader({"group": Y}, batch_size=5))
+        with pytest.raises(TypeError, match=r"must be a pymc_ngvi\.Loader, got dict"):
+            fit(model, loader={"x": X})
+        large = ngvi.Loader({"group": GROUP.astype("int64") + 2**40}, batch_size=5)
+        with pytest.raises(OverflowError, match="group has integers too large"):
+            fit(model, loader=large)
 
     def test_terms_of_two_sources(self):
         with pm.Model() as model:
@@ -375,6 +490,19 @@ class TestBadInput:
             pm.Normal("y", mu * x, 1.0, observed=y, total_size=ROWS)
         with pytest.raises(NotImplementedError, match="y reads batches of different data"):
             fit(model)
+
+    def test_potentials_are_sums_or_means(self):
+        def build(scale):
+            with pm.Model() as model:
+                mu = pm.Normal("mu")
+                batch = pm.Minibatch(Y, batch_size=20)
+                pm.Potential("likelihood", scale(-((batch - mu) ** 2)))
+            return model
+
+        with pytest.warns(UserWarning, match="unless that is done, multiply it by 20"):
+            compile_target(build(lambda logp: 20 * logp.sum()), backend="interpreted")
+        with pytest.raises(NotImplementedError, match="neither a sum over the rows"):
+            compile_target(build(lambda logp: logp.sum() ** 2), backend="interpreted")
 
     def test_control_variates_of_nothing(self):
         with pytest.raises(ValueError, match="this one does not"):

@@ -207,13 +207,14 @@ class Target:
 
     def _find_route(self, x: Array) -> str:
         tried = [route for route, _, _ in ROUTES].index(self._route) if self._route else 0
+        data = self._common_data()  # out here, as data that cannot be read are no route's fault
         for i, (route, build, what) in enumerate(ROUTES[tried:], start=tried):
             try:
                 known = route == self._route
                 evaluator = (
                     self._evaluators["hessian"] if known else self._compile_hessian(route, build)
                 )
-                self._verified = self._verify(evaluator, x)
+                self._verified = self._verify(evaluator, x, data)
             except Exception as error:
                 following = ROUTES[i + 1][2] if i + 1 < len(ROUTES) else "gradients only"
                 reason = first_line(error)
@@ -226,7 +227,7 @@ class Target:
                 return route
         return "none"
 
-    def _verify(self, evaluator: Evaluator, x: Array) -> bool:
+    def _verify(self, evaluator: Evaluator, x: Array, data: tuple[Any, ...]) -> bool:
         """Raise where a Hessian contradicts the gradient near x (d,).
 
         Returns whether they could be compared, which they cannot where they are not finite. The
@@ -238,8 +239,8 @@ class Target:
         x = x + 0.1 * rng.standard_normal(self.dim)
         direction = rng.standard_normal(self.dim)
         steps = 1e-3 * np.array([0.0, 1.0, -1.0, 0.5, -0.5])
-        data = itertools.repeat(self._common_data())
-        evaluation = evaluator(x + steps[:, np.newaxis] * direction, "full", data)
+        points = x + steps[:, np.newaxis] * direction
+        evaluation = evaluator(points, "full", itertools.repeat(data))
         assert evaluation.hessian is not None
         product = evaluation.hessian[0] @ direction
         gradient = evaluation.gradient

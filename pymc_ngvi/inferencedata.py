@@ -23,6 +23,7 @@ from pymc.backends.arviz import (
 from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc.util import get_default_varnames
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import collect_groups
 from pymc_ngvi._version import __version__
@@ -94,7 +95,11 @@ def to_inference_data(
     groups |= others or {}
     # What a loader feeds holds a few rows that stand for no data.
     fed = {model[name] for name in loaded}
-    aside = set(loaded) | {rv.name for rv in model.observed_RVs if model.rvs_to_values[rv] in fed}
+    aside = set(loaded) | {
+        variable.name
+        for variable in model.observed_RVs
+        if fed.intersection(ancestors([model.rvs_to_values[variable]]))
+    }
     for name, data in (
         ("observed_data", find_observations(model)),
         ("constant_data", find_constants(model)),

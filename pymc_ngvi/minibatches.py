@@ -12,12 +12,7 @@ import pymc
 import pytensor
 import pytensor.tensor as pt
 from pymc.data import MinibatchOp
-from pymc.model.fgraph import (
-    ModelObservedRV,
-    ModelVar,
-    fgraph_from_model,
-    model_from_fgraph,
-)
+from pymc.model.fgraph import ModelObservedRV, fgraph_from_model, model_from_fgraph
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -316,16 +311,17 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
             next(filter(None, (observed.get(copy.outputs[i]) for copy in copies)), None)
             for i in range(len(copies[0].inputs) - 1)
         ]
+        inputs = copies[0].inputs[:-1]
+        sources = [_container(model, data) for data in inputs]
         arrays = {
-            name or f"array {i} of pm.Minibatch": _value(data)
-            for i, (name, data) in enumerate(zip(names, copies[0].inputs[:-1], strict=True))
+            name or f"array {i} of pm.Minibatch": _value(data if source is None else source)
+            for i, (name, data, source) in enumerate(zip(names, inputs, sources, strict=True))
         }
         containers = [
             pytensor.shared(array, name=name, shape=(None, *array.shape[1:]), borrow=True)
             for name, array in arrays.items()
         ]
         loader = Loader(arrays, batch_size=copies[0].outputs[0].type.shape[0])
-        sources = [_container(model, data) for data in copies[0].inputs[:-1]]
         groups[generator] = Feed(loader, tuple(containers), tuple(sources))
     replacements = {
         output: container
@@ -353,14 +349,11 @@ def _without_initial_values(model: pymc.Model) -> Iterator[dict[str, Any]]:
 
 def _container(model: pymc.Model, data: Variable) -> SharedVariable | None:
     """Return the container of the model that a variable of its copy stands for, if it is one."""
-    is_container = data.owner is not None and isinstance(data.owner.op, ModelVar)
-    return model[data.name] if is_container else None
+    return next((held for held in model.data_vars if held.name == data.name), None)
 
 
 def _value(data: Variable) -> np.ndarray:
     """Return the array a variable of data stands for, without a copy where possible."""
-    if data.owner is not None and isinstance(data.owner.op, ModelVar):
-        data = data.owner.inputs[0]
     if isinstance(data, Constant):
         return np.asarray(data.data)
     if isinstance(data, SharedVariable):

@@ -79,9 +79,9 @@ plt.show()
 # mean; the guarded ones take what the draws say and differ more on the way. With neither, the
 # bare update leaves the domain, which is an error that says at which iteration, and what to do.
 #
-# The upper bound is what matters here, and it has to be chosen: with 1.0 in place of 0.1 some
-# seeds run off. For a posterior of your own start with the automatic engine, and reach for a
-# projection where a bound on the covariance is something you know and want to keep.
+# The upper bound is what matters here, and it has to be chosen. For a posterior of your own start
+# with the automatic engine, and reach for a projection where a bound on the covariance is something
+# you know and want to keep.
 
 # %%
 figure, axes = plt.subplots(figsize=(6.5, 3.8), layout="constrained")

@@ -223,10 +223,11 @@ def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | N
     """
     if not isinstance(loader, Loader | None):
         raise TypeError(f"loader must be a pymc_ngvi.Loader, got {type(loader).__name__}")
-    feeds = [] if loader is None else [_loaded(model, loader)]
+    feeds: list[Feed] = []
     if any(isinstance(v.owner.op, MinibatchOp) for v in _computed(model)):
-        model, found = _with_containers(model)
-        feeds += found
+        model, feeds = _with_containers(model)
+    if loader is not None:
+        feeds.append(_loaded(model, loader))
     return Batched(model, tuple(feeds)) if feeds else None
 
 

@@ -294,6 +294,24 @@ def test_a_fit_from_a_loader(reference):
         np.testing.assert_allclose(draws[group][name], full[group][name], rtol=1e-9)
 
 
+def test_a_loader_beside_minibatches():
+    def build(few, many, **total):
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0.0, 2.0)
+            if total:
+                many = pm.Data("many_data", many)
+            pm.Normal("few", mu, 1.0, observed=few, **({"total_size": 50} if total else {}))
+            pm.Normal("many", mu, 2.0, observed=many, **total)
+        return model
+
+    model = build(pm.Minibatch(Y[:50], batch_size=5), X[:2, 0], total_size=ROWS)
+    loader = ngvi.Loader({"many_data": X[:, 0]}, batch_size=20)
+    target = compile_target(model, backend="interpreted", loader=loader)
+    full = compile_target(build(Y[:50], X[:, 0]), backend="interpreted")
+    got = target.evaluate_fully(points(target), "full").log_density
+    np.testing.assert_allclose(got, full.log_density(points(target)), rtol=1e-10)
+
+
 def test_a_saved_fit_of_a_loader(tmp_path):
     model, loader = loaded()
     approx = fit(model, random_seed=1, loader=loader, accuracy=1.0)

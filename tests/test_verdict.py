@@ -202,11 +202,11 @@ def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
     calls = []
     verify = Target._verify
 
-    def refuse_the_first(self, evaluator, x):
+    def refuse_the_first(self, evaluator, x, data):
         calls.append(x)
         if len(calls) == 1:
             raise ArithmeticError("it contradicts the gradient")
-        return verify(self, evaluator, x)
+        return verify(self, evaluator, x, data)
 
     monkeypatch.setattr(Target, "_verify", refuse_the_first)
     with pytest.warns(HessianFallbackWarning, match="contradicts the gradient"):

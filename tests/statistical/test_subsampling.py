@@ -50,7 +50,7 @@ def test_logistic_regression():
         return model
 
     reference = fit(build(x, y), random_seed=1, accuracy=0.005).gaussian
-    model = build(*pm.Minibatch(x, y, batch_size=250), total_size=rows)
+    model = build(*pm.Minibatch(x, y, batch_size=100), total_size=rows)
     for seed in range(5):
         approx = fit(model, random_seed=seed, backend="interpreted")
         error = (approx.gaussian.mean - reference.mean) / np.sqrt(reference.variance)

@@ -87,6 +87,15 @@ def test_minibatches():
     assert namespace["part"]["posterior_predictive"]["outcome"].shape[2] == 400
 
 
+def test_what_a_fit_of_batches_reads():
+    """The line of the report that the page shows."""
+    code = blocks("minibatches.md")[0].replace('"ngvi",', '"ngvi", backend="interpreted",')
+    namespace = {}
+    exec(compile(code, "minibatches.md", "exec"), namespace)
+    (line,) = re.findall("^data .*$", str(namespace["approx"].report), re.MULTILINE)
+    assert line in (PAGES / "minibatches.md").read_text()
+
+
 def test_choosing(model):
     with warnings.catch_warnings():  # the parameters are correlated
         warnings.simplefilter("ignore", pymc_ngvi.UnreliableFit)

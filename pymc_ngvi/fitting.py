@@ -273,6 +273,8 @@ class Fit:
             except (Exception, KeyboardInterrupt) as error:  # the fit itself is not to be lost
                 warn(f"ngvi: the fit was not judged: {first_line(error)}", UnreliableFit)
         if isinstance(self.target, BatchTarget):
+            if not self.target.controlled:
+                self.target.place_anchor(None)  # it was for the verdict only
             rows, anchors = self.target.rows - before[0], self.target.anchors - before[1]
             self.verdict_rows += rows
             self.verdict_anchors += anchors

@@ -389,6 +389,18 @@ def test_a_schedule_takes_plain_batches_or_anchors():
 
 
 @pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
+def test_plain_batches_stay_plain_after_the_verdict(monkeypatch):
+    monkeypatch.setattr(BatchTarget, "small", False)  # so that the verdict takes an anchor
+    inference = ngvi.NGVI(model=two_sources(), backend="interpreted", random_seed=1, n_samples=10)
+    approx = inference.fit(5, progressbar=False)
+    assert approx.report.verdict_passes > 1
+    inference.refine(5, progressbar=False)
+    assert approx.report.anchors == 0
+    assert approx.report.passes == pytest.approx(10 * 10 * 25 / 450, abs=0.5)
+    assert inference._target.anchor is None
+
+
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
 def test_sample_sizes_are_capped_at_the_data():
     sizes = ngvi.schedules.growing(1.0, floor=2)
     approx = fit(two_sources(), n=25, n_samples=sizes, random_seed=1)

@@ -323,14 +323,12 @@ class GaussianApproximation:
 
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`, built only when the model is not that of last time."""
-        if self._transform is None or not self._transform.matches(model):
-            own = model is self.model
-            self._transform = DrawTransform(
-                model,
-                self.groups[0].ordering,
-                self.loader if own else None,
-                loaded=self.loaded if own else (),
-            )
+        own = model is self.model
+        loader = self.loader if own else None
+        if self._transform is None or not self._transform.matches(model, loader):
+            loaded = self.loaded if own else ()
+            ordering = self.groups[0].ordering
+            self._transform = DrawTransform(model, ordering, loader, loaded=loaded)
         return self._transform
 
 

@@ -114,7 +114,7 @@ class BatchTarget(Target):
         if q is None:
             self.anchor = None
             return False
-        full = self.evaluate_fully(q.mean[np.newaxis], self._anchor_curvature)
+        full = self.evaluate_fully(q.mean[np.newaxis], self._richest_curvature)
         parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
         self.anchor = Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
         self.anchors += 1
@@ -134,7 +134,7 @@ class BatchTarget(Target):
             if self.anchor is not None:
                 here = Evaluation(value, np.zeros(part.shape), None)
                 at = self._as_draws(self.anchor.q.mean[np.newaxis])
-                there = self._evaluate(at, self._anchor_curvature, [data])
+                there = self._evaluate(at, self._richest_curvature, [data])
                 value = self.anchor.control(part, here, there).log_density
             parts.append(value)
         return np.concatenate(parts)
@@ -185,10 +185,6 @@ class BatchTarget(Target):
                 total.hessian[:] += part.hessian
         return total
 
-    @property
-    def _anchor_curvature(self) -> str:
-        return "none" if self.curvature == "none" or self.hessian_route == "none" else "full"
-
     def _at_anchor(self, data: list[tuple[Any, ...]]) -> Evaluation:
         """Evaluate the batches of the last draws at the anchor, once for each seed."""
         assert self.anchor is not None
@@ -196,7 +192,7 @@ class BatchTarget(Target):
         if which in self._kept:
             return self._kept[which]
         at = np.repeat(self.anchor.q.mean[np.newaxis], len(data), axis=0)
-        there = self._evaluate(at, self._anchor_curvature, data)
+        there = self._evaluate(at, self._richest_curvature, data)
         if (len(self._kept) + 1) * _DRAWS_AT_A_TIME * self.dim**2 < _KEPT_NUMBERS:
             self._kept[which] = there
         return there
@@ -220,18 +216,11 @@ class BatchTarget(Target):
         """All the data in chunks, each with the weights that make them add up to the whole."""
         numbers = max(self.dim, self.batched.row_size)
         size = min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
-        feeds = self.batched.feeds
-        n_chunks = max(-(-feed.loader.n_rows // size) for feed in feeds)
-        for i in range(n_chunks):
+        for i, chunk in enumerate(self.batched.chunks(size)):
             data: list[Any] = [_ONE if i == 0 else _ZERO]
-            for feed in feeds:
-                # As many chunks of each feed; where one has fewer rows than chunks, some are empty.
-                n = feed.loader.n_rows
-                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
-                arrays = feed.loader.read(start, max(stop, start + 1))
-                weight = np.array((stop - start) / n)
-                data += [weight, *feed.cast(arrays)]
-                self.rows += stop - start
+            for feed, (share, arrays) in zip(self.batched.feeds, chunk, strict=True):
+                data += [np.array(share), *feed.cast(arrays)]
+                self.rows += round(share * feed.loader.n_rows)
             yield tuple(data)
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
 from pytensor.compile.mode import get_mode
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 from pytensor.link.jax import JAXLinker
 from pytensor.scan.op import Scan
@@ -35,7 +36,7 @@ from pymc_ngvi.estimators import Evaluation
 from pymc_ngvi.evaluators import Data, Evaluator, JaxBatches, Loop, Products
 from pymc_ngvi.graphs import ROUTES, build_graph, first_line, hessian_product
 from pymc_ngvi.layout import Array, Layout
-from pymc_ngvi.minibatches import Batched
+from pymc_ngvi.minibatches import Batched, value_of
 
 CURVATURES = ("full", "diagonal", "none")
 
@@ -130,9 +131,12 @@ class Target:
     @cached_property
     def _burden(self) -> int:
         """What one draw wastes, in components."""
-        roots = (v for v in ancestors([self._graph.log_density]) if v.owner is None)
-        sizes = (np.size(_held(variable)) for variable in roots)
-        return max(self.dim, sum(sizes) // _DATA_PER_COMPONENT)
+        held = (
+            np.size(value_of(variable))
+            for variable in ancestors([self._graph.log_density])
+            if isinstance(variable, Constant | SharedVariable)
+        )
+        return max(self.dim, sum(held) // _DATA_PER_COMPONENT)
 
     @cached_property
     def _costly_derivatives(self) -> bool:
@@ -205,6 +209,11 @@ class Target:
             self._route = self._find_route(self.initial_point)
         return self._route
 
+    @property
+    def _richest_curvature(self) -> str:
+        """Full, unless the model has no Hessians or the fit has no use for them."""
+        return "none" if self.curvature == "none" or self.hessian_route == "none" else "full"
+
     def _find_route(self, x: Array) -> str:
         tried = [route for route, _, _ in ROUTES].index(self._route) if self._route else 0
         data = self._common_data()  # out here, as data that cannot be read are no route's fault
@@ -276,7 +285,7 @@ class Target:
         pymc.exceptions.SamplingError
             With the terms of the log density at x, and PyMC's own account of the term to blame.
         """
-        curvature = "none" if self.curvature == "none" or self.hessian_route == "none" else "full"
+        curvature = self._richest_curvature
         evaluation = self.evaluate(np.asarray(x)[np.newaxis], curvature)
         problem = self._blame(evaluation)
         if problem:
@@ -360,13 +369,6 @@ class Target:
         # Our inputs are always contiguous float64 arrays: PyTensor need not look at each.
         function.trust_input = True
         return function
-
-
-def _held(variable: Any) -> Any:
-    """Return the value of a constant or shared variable, None of any other."""
-    if isinstance(variable, SharedVariable):
-        return variable.get_value(borrow=True)
-    return getattr(variable, "data", None)
 
 
 def check_choice(option: str, given: str, valid: Sequence[str]) -> None:

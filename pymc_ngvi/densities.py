@@ -77,7 +77,7 @@ class BatchedDensities:
 
     def __init__(self, batched: Batched, names: Sequence[str]) -> None:
         self._batched = batched
-        self._terms = batched.terms()
+        self._terms = batched.terms
         unscaled = [as_tensor(term.logp) * self._share(term) for term in self._terms]
         inputs = _inputs(batched.model, names)
         self._function = DrawFunction("log densities", inputs, unscaled)
@@ -148,14 +148,11 @@ class BatchedDensities:
         feeds = self._batched.feeds
         before = [[c.get_value(borrow=True) for c in feed.containers] for feed in feeds]
         try:
-            for i in range(max(-(-feed.loader.n_rows // size) for feed in feeds)):
-                for feed in feeds:
-                    if i * size < feed.loader.n_rows:
-                        arrays = feed.loader.read(i * size, (i + 1) * size)
-                        feed.fill(arrays)
+            for i, chunk in enumerate(self._batched.chunks(size)):
+                for feed, (_, arrays) in zip(feeds, chunk, strict=True):
+                    feed.fill(arrays)
                 yield [
-                    i == 0 if term.feed is None else i * size < feeds[term.feed].loader.n_rows
-                    for term in self._terms
+                    i == 0 if term.feed is None else chunk[term.feed][0] > 0 for term in self._terms
                 ]
         finally:
             for feed, values in zip(feeds, before, strict=True):

@@ -73,10 +73,15 @@ class DrawTransform:
         self._computed_names = [variable.name for variable in computed]
         self._compute = DrawFunction("deterministics", self._inputs, computed)
 
-    def matches(self, model: pymc.Model) -> bool:
-        """Tell whether this is still the transform of `model`, which may have been extended."""
+    def matches(self, model: pymc.Model, loader: Loader | None = None) -> bool:
+        """Tell whether this is still the transform of `model`.
+
+        The model may have been extended, and the data its batches are taken from replaced.
+        """
         unobserved = model.unobserved_RVs
-        return model is self.model and [*map(id, unobserved)] == [*map(id, self._unobserved)]
+        same = model is self.model and [*map(id, unobserved)] == [*map(id, self._unobserved)]
+        current = self._batched is None or self._batched.current
+        return same and current and loader is self._loader
 
     def __call__(self, draws: Array, rng: np.random.Generator) -> Values:
         """Return the values of each variable, with the draws along the first axis.
@@ -119,23 +124,17 @@ class DrawTransform:
     def _batched(self) -> Batched | None:
         return find_batches(self.model, self._loader)
 
-    @property
+    @cached_property
     def _densities(self) -> Densities:
         if self.loaded and self._loader is None:
             raise ValueError(
                 f"the fit read {', '.join(self.loaded)} from a loader, which is not at hand: give "
                 "it to load(..., loader=), or set `loader` of the approximation"
             )
+        names = [slot.name for slot in self.slots]
         if self._batched is None:
-            return self._plain_densities
-        # Found anew: arrays taken from containers follow pm.set_data too.
-        batched = find_batches(self.model, self._loader)
-        assert batched is not None
-        return BatchedDensities(batched, [slot.name for slot in self.slots])
-
-    @cached_property
-    def _plain_densities(self) -> PlainDensities:
-        return PlainDensities(self.model, [slot.name for slot in self.slots])
+            return PlainDensities(self.model, names)
+        return BatchedDensities(self._batched, names)
 
 
 def _check_free_variables(model: pymc.Model, slots: Sequence[Slot]) -> None:

@@ -86,7 +86,7 @@ def _weighted(batched: Batched) -> tuple[Any, tuple[Any, ...]]:
         arrays = [container.type(container.name) for container in feed.containers]
         containers.update(zip(feed.containers, arrays, strict=True))
         inputs += [weight, *arrays]
-    for term in batched.terms():
+    for term in batched.terms:
         logp = as_tensor(term.logp).sum()
         if term.feed is None:
             total.append(outside * logp)

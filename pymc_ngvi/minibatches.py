@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,26 @@ class Batched:
         """Whether the data are still those of the model's containers."""
         return all(feed.current for feed in self.feeds)
 
+    def chunks(self, size: int) -> Iterator[list[tuple[float, list[np.ndarray]]]]:
+        """Read all the data, at most `size` rows of a feed at a time.
+
+        Each chunk has, for every feed, the share of its rows that it holds and these rows. There
+        are as many chunks of each feed; of one with fewer rows some are empty, and hold a row with
+        a share of zero, so that there is something to evaluate.
+        """
+        n_chunks = max(-(-feed.loader.n_rows // size) for feed in self.feeds)
+        for i in range(n_chunks):
+            chunk = []
+            for feed in self.feeds:
+                n = feed.loader.n_rows
+                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
+                arrays = feed.loader.read(start, max(stop, start + 1))
+                chunk.append(((stop - start) / n, arrays))
+            yield chunk
+
+    @cached_property
     def terms(self) -> list[Term]:
-        """Return the terms of the log density."""
+        """The terms of the log density."""
         model = self.model
         variables = [*dict.fromkeys(model.observed_RVs), *model.free_RVs, *model.potentials]
         with pytensor.config.change_flags(traceback__limit=0):
@@ -185,7 +204,7 @@ class Batched:
         """
         for feed in self.feeds:
             feed.loader.check()
-        for term in self.terms():
+        for term in self.terms:
             if term.feed is None or term.averages:
                 continue
             name, rows = term.variable.name, self.feeds[term.feed].loader.n_rows
@@ -315,7 +334,7 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
         inputs = copies[0].inputs[:-1]
         sources = [_container(model, data) for data in inputs]
         arrays = {
-            name or f"array {i} of pm.Minibatch": _value(data if source is None else source)
+            name or f"array {i} of pm.Minibatch": value_of(data if source is None else source)
             for i, (name, data, source) in enumerate(zip(names, inputs, sources, strict=True))
         }
         containers = [
@@ -353,7 +372,7 @@ def _container(model: pymc.Model, data: Variable) -> SharedVariable | None:
     return next((held for held in model.data_vars if held.name == data.name), None)
 
 
-def _value(data: Variable) -> np.ndarray:
+def value_of(data: Variable) -> np.ndarray:
     """Return the array a variable of data stands for, without a copy where possible."""
     if isinstance(data, Constant):
         return np.asarray(data.data)

@@ -325,6 +325,8 @@ def test_a_saved_fit_of_a_loader(tmp_path):
     assert "lp" not in without.sample(5)["sample_stats"]
     with pytest.raises(ValueError, match="read x, group, y_data, count_data from a loader"):
         without.sample(5, log_likelihood=True)
+    without.loader = loader
+    assert without.sample(5, log_likelihood=True)["log_likelihood"]["y"].shape == (1, 5, ROWS)
 
 
 def test_batches_follow_set_data():

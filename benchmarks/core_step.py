@@ -17,14 +17,15 @@ import scipy
 import scipy.linalg
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.algorithm import init, step
-from pymc_ngvi.estimators import BonnetPrice, Evaluation
-from pymc_ngvi.families import FullGaussian
-from pymc_ngvi.guards import lin
-from pymc_ngvi.projections import Identity
+from pymc_ngvi.core.algorithm import init, step
+from pymc_ngvi.core.estimators import BonnetPrice
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.core.guards import lin
+from pymc_ngvi.core.projections import Identity
+from pymc_ngvi.core.target import Evaluation, Target
 
 
-class FreeTarget:
+class FreeTarget(Target):
     """A target whose evaluations are prepared beforehand."""
 
     def __init__(self, dim: int, n: int, hessian: np.ndarray) -> None:

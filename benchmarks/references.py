@@ -1,7 +1,7 @@
 """Reference draws of a model on its flat unconstrained space, and the distance of a fit from them.
 
-A reference is an array of draws (n, d) in the order of :class:`pymc_ngvi.layout.Layout`, wherever
-the draws came from: a database of posteriors or a run of NUTS.
+A reference is an array of draws (n, d) in the order of :class:`pymc_ngvi.model.layout.Layout`,
+wherever the draws came from: a database of posteriors or a run of NUTS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace, vectorize_graph
 
-from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.core.families import FullGaussian
 
 
 def unconstrain(model: pm.Model, draws: Mapping[str, np.ndarray]) -> np.ndarray:

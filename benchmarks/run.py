@@ -34,10 +34,10 @@ import untuned
 from references import kl_per_dimension
 
 import pymc_ngvi as ngvi
-from pymc_ngvi.diagnostics import fresh_log_ratios
-from pymc_ngvi.estimators import mean_and_error
-from pymc_ngvi.families import FullGaussian, Gaussian
-from pymc_ngvi.target import compile_target
+from pymc_ngvi.core.estimators import mean_and_error
+from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.results.report import fresh_log_ratios
 
 RESULTS = Path(__file__).parent / "results"
 LINE = f"pymc{pm.__version__.split('.')[0]}"
@@ -218,7 +218,7 @@ def against_time(arguments: argparse.Namespace) -> None:
 def _gaussian(approx: Any, target: Any) -> FullGaussian:
     """Return the Gaussian of a peer, its variables in the order of our target."""
     order = np.concatenate(
-        [np.arange(target.dim)[approx.ordering[block.name][1]] for block in target.layout]
+        [np.arange(target.dim)[approx.ordering[slot.name][1]] for slot in target.layout]
     )
     mean, covariance = approx.mean.eval(), approx.cov.eval()
     return FullGaussian.from_mean_covariance(mean[order], covariance[np.ix_(order, order)])

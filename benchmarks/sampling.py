@@ -18,8 +18,8 @@ import pymc as pm
 import pytensor
 from pymc.variational.opvi import Approximation
 
-from pymc_ngvi.approximation import create_approximation
-from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.results.approximation import create_approximation
 
 
 def varying_intercepts() -> pm.Model:

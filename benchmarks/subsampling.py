@@ -27,8 +27,8 @@ import pymc as pm
 
 import pymc_ngvi as ngvi
 from pymc_ngvi import schedules
-from pymc_ngvi.algorithm import run
-from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.core.algorithm import run
+from pymc_ngvi.core.families import FullGaussian
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -16,7 +16,7 @@ import pymc as pm
 from table import numbers, read
 
 import pymc_ngvi as ngvi
-from pymc_ngvi.families import Gaussian
+from pymc_ngvi.core.families import Gaussian
 
 MODELS = ("nes1972", "arK", "eight_schools_noncentered")
 TITLES = {

@@ -6,10 +6,12 @@ The core (families, estimators, schedules, projections, guards, algorithm, theor
 SciPy only and can be used on any log density with derivatives.
 """
 
-from pymc_ngvi import plots, schedules, theory
 from pymc_ngvi._version import __version__
-from pymc_ngvi.approximation import load
-from pymc_ngvi.comparison import compare, loo
+from pymc_ngvi.core import schedules, theory
+from pymc_ngvi.core.estimators import BonnetPrice, Stein
+from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
+from pymc_ngvi.core.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
+from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 from pymc_ngvi.errors import (
     BudgetSpent,
     DomainError,
@@ -19,14 +21,13 @@ from pymc_ngvi.errors import (
     ScheduleError,
     UnreliableFit,
 )
-from pymc_ngvi.estimators import BonnetPrice, Stein
-from pymc_ngvi.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
-from pymc_ngvi.inference import NGVI, fit_ngvi
-from pymc_ngvi.loader import Loader
-from pymc_ngvi.minibatches import full_data
-from pymc_ngvi.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
-from pymc_ngvi.registration import register, unregister
-from pymc_ngvi.subsampling import LinearRegression, Subsampling
+from pymc_ngvi.interface.inference import NGVI, fit_ngvi
+from pymc_ngvi.interface.registration import register, unregister
+from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.model.minibatches import full_data
+from pymc_ngvi.results import plots
+from pymc_ngvi.results.approximation import load
+from pymc_ngvi.results.comparison import compare, loo
 
 __all__ = [
     "NGVI",

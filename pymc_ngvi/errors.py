@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import warnings
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +19,7 @@ class NGVIError(Exception):
     ----------
     result : Result or None
         What had been fitted when the error was raised, filled in by
-        :func:`pymc_ngvi.algorithm.run`, so that a late failure never loses the work before it.
+        :func:`pymc_ngvi.core.algorithm.run`, so that a late failure never loses the work before it.
     """
 
     result: Any = None
@@ -80,13 +78,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str:
-    """End a message with the nearest known word, or with `otherwise` where none is near.
-
-    Examples
-    --------
-    >>> did_you_mean("famly", ["family", "guard"])
-    "; did you mean 'family'?"
-    """
-    near = difflib.get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else otherwise
+def first_line(error: BaseException) -> str:
+    """Shorten an error to its type and the first line of its message."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit
 
-from pymc_ngvi.auto import Engine
-from pymc_ngvi.estimators import BonnetPrice, Evaluation
-from pymc_ngvi.families import Gaussian
-from pymc_ngvi.guards import lin
-from pymc_ngvi.projections import Identity
+from pymc_ngvi.core.estimators import BonnetPrice
+from pymc_ngvi.core.families import Gaussian
+from pymc_ngvi.core.guards import lin
+from pymc_ngvi.core.projections import Identity
+from pymc_ngvi.core.target import Evaluation, Target
+from pymc_ngvi.engine.automatic import Engine
 
 
 def spd_matrix(dim, condition, rng):
@@ -29,7 +30,7 @@ def pick(hessians, curvature):
 
 
 @dataclass(frozen=True)
-class GaussianTarget:
+class GaussianTarget(Target):
     """Log density of N(mean, inv(precision)), normalised: its optimum has an ELBO of 0."""
 
     mean: np.ndarray
@@ -65,13 +66,12 @@ class GaussianTarget:
         """Solution of the variational problem in this family (the LERC solution)."""
         if family.curvature == "full":
             return family.from_mean_precision(self.mean, self.precision)
-        diagonal = self.precision.diagonal()
-        centred = family.from_mean_precision(np.zeros(self.dim), diagonal)
-        return centred if centred.natural.first.size == 0 else centred.with_mean(self.mean)
+        mean = self.mean if family.has_mean else np.zeros(self.dim)
+        return family.from_mean_precision(mean, self.precision.diagonal())
 
 
 @dataclass(frozen=True)
-class LogisticTarget:
+class LogisticTarget(Target):
     """Logistic regression with a N(0, prior_variance I) prior: log-concave, not Gaussian."""
 
     design: np.ndarray
@@ -103,7 +103,7 @@ class LogisticTarget:
 
 
 @dataclass(frozen=True)
-class DoubleWell:
+class DoubleWell(Target):
     """Log density -(x^2 - 1)^2 summed over components: convex between the wells."""
 
     dim: int = 2
@@ -119,7 +119,7 @@ class DoubleWell:
 
 
 @dataclass(frozen=True)
-class HalfSpace:
+class HalfSpace(Target):
     """A Gaussian target that is not finite beyond a wall, in the part of it that is named."""
 
     inner: GaussianTarget
@@ -146,7 +146,7 @@ class HalfSpace:
 
 
 @dataclass(frozen=True)
-class PoissonTarget:
+class PoissonTarget(Target):
     """Log rate of a Poisson count under a wide prior: overflows a few hundred above the mode."""
 
     count: float = 20.0
@@ -167,7 +167,7 @@ class PoissonTarget:
 
 
 @dataclass(frozen=True)
-class Funnel:
+class Funnel(Target):
     """Four components whose common log scale is standard normal; its best Gaussian is known."""
 
     dim: int = 5
@@ -191,7 +191,7 @@ class Funnel:
 
 
 @dataclass(frozen=True)
-class Banana:
+class Banana(Target):
     """Two components, the second around a multiple of the first squared; symmetric in the first."""
 
     bend: float

@@ -14,10 +14,10 @@ from examples.paper.published import PublishedEstimate, clip_covariance
 from examples.paper.rates import compare, jackknife, log_log_slope
 from examples.paper.student import build_model
 from examples.paper.targets import GaussianTarget, MeanOfDraws, StudentRegression
-from pymc_ngvi.estimators import BonnetPrice, Estimate
-from pymc_ngvi.families import FullGaussian
-from pymc_ngvi.projections import EigenvalueBounds
-from pymc_ngvi.target import compile_target
+from pymc_ngvi.core.estimators import BonnetPrice, Estimate
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.core.projections import EigenvalueBounds
+from pymc_ngvi.model.compilation import compile_target
 
 # Numbers of the page that are settings of the experiments, not results.
 SETTINGS = {"0.01", "0.001", "0.005", "0.5", "36.7"}

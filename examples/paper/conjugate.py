@@ -22,10 +22,10 @@ from examples.paper.output import (
 from examples.paper.rates import compare, log_log_slope, settling_time, stationary_level
 from examples.paper.targets import GaussianTarget, MeanOfDraws
 from pymc_ngvi import schedules, theory
-from pymc_ngvi.algorithm import run
-from pymc_ngvi.estimators import BonnetPrice
-from pymc_ngvi.families import FullGaussian, Gaussian
-from pymc_ngvi.subsampling import LinearRegression, Subsampling
+from pymc_ngvi.core.algorithm import run
+from pymc_ngvi.core.estimators import BonnetPrice
+from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 
 
 def gaussian(settings: Settings) -> Rows:

@@ -24,7 +24,7 @@ from examples.paper.output import (
 from examples.paper.rates import compare, log_log_slope, settling_time, stationary_level
 from examples.paper.targets import GaussianTarget, MeanOfDraws
 from pymc_ngvi import schedules, theory
-from pymc_ngvi.estimators import BonnetPrice
+from pymc_ngvi.core.estimators import BonnetPrice
 
 STEP_SIZES = (0.1, 0.05, 0.01, 0.005)
 SAMPLE_SIZES = (10, 100, 1000)

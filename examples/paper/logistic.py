@@ -27,9 +27,9 @@ from examples.paper.output import (
     write_summary,
 )
 from pymc_ngvi import NGVI, BonnetPrice, DiagonalGaussian, Identity, NonNegativeMean, UnreliableFit
-from pymc_ngvi.families import Gaussian
-from pymc_ngvi.projections import Projection
-from pymc_ngvi.target import Target, compile_target
+from pymc_ngvi.core.families import Gaussian
+from pymc_ngvi.core.projections import Projection
+from pymc_ngvi.model.compilation import ModelTarget, compile_target
 
 DIM, OBSERVATIONS, ELBO_DRAWS = 5, 100, 100
 STEP_SIZE, N_SAMPLES, START_VARIANCE = 0.01, 100, 0.5
@@ -56,7 +56,7 @@ class Experiment:
         self.inference = NGVI(
             model=model, family="meanfield", estimator=BonnetPrice(antithetic=False), guard="none"
         )
-        self.target: Target = compile_target(model, curvature="none")
+        self.target: ModelTarget = compile_target(model, curvature="none")
 
     def climb(
         self, schedule: Schedule, projection: Projection, settings: Settings, title: str

@@ -8,8 +8,8 @@ import numpy as np
 
 from examples.paper.common import Array
 from pymc_ngvi import BonnetPrice, EigenvalueBounds, FullGaussian
-from pymc_ngvi.estimators import Estimate
-from pymc_ngvi.guards import Guard, Mixed
+from pymc_ngvi.core.estimators import Estimate
+from pymc_ngvi.core.guards import Guard, Mixed
 
 
 class PublishedEstimate(BonnetPrice):

@@ -22,9 +22,9 @@ from examples.paper.output import panels, save_figure, write_rows, write_summary
 from examples.paper.published import PublishedEstimate, clip_covariance
 from examples.paper.targets import StudentRegression
 from pymc_ngvi import NGVI, BonnetPrice, EigenvalueBounds, FullGaussian, UnreliableFit, schedules
-from pymc_ngvi.algorithm import run
+from pymc_ngvi.core.algorithm import run
+from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.errors import NGVIError
-from pymc_ngvi.families import Gaussian
 
 PRIOR_VARIANCE, FREEDOM, N_SAMPLES, FINAL_DRAWS = 5.0, 3.0, 250, 4000
 ALPHA, BETA = 1e-4, 1e4

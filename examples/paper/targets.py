@@ -9,12 +9,13 @@ import numpy as np
 from scipy.special import gammaln
 
 from examples.paper.common import Array
-from pymc_ngvi.estimators import Estimate, Evaluation
-from pymc_ngvi.families import FullGaussian, Gaussian
+from pymc_ngvi.core.estimators import Estimate
+from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.core.target import Evaluation, Target
 
 
 @dataclass(frozen=True)
-class GaussianTarget:
+class GaussianTarget(Target):
     """Log density of N(mean, inv(precision)), up to a constant."""
 
     mean: Array
@@ -70,7 +71,7 @@ class MeanOfDraws:
 
 
 @dataclass(frozen=True)
-class StudentRegression:
+class StudentRegression(Target):
     r"""Student regression with a Gaussian prior, evaluated at many draws at once.
 
     .. math:: y_m \sim t_\nu(z_m'x, 1), \qquad x \sim N(0, \sigma_0^2 I)

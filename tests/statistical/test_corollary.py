@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_ngvi import schedules, theory
-from pymc_ngvi.algorithm import run
-from pymc_ngvi.estimators import BonnetPrice
-from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.core import schedules, theory
+from pymc_ngvi.core.algorithm import run
+from pymc_ngvi.core.estimators import BonnetPrice
+from pymc_ngvi.core.families import FullGaussian
 from tests.targets import GaussianTarget
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pymc_ngvi.algorithm import State, drive
-from pymc_ngvi.auto import starting_member
-from pymc_ngvi.diagnostics import fresh_log_ratios
-from pymc_ngvi.estimators import Stein
-from pymc_ngvi.families import DiagonalGaussian, FullGaussian
+from pymc_ngvi.core.algorithm import State, drive
+from pymc_ngvi.core.estimators import Stein
+from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
+from pymc_ngvi.results.report import fresh_log_ratios
 from tests.targets import LogisticTarget, PoissonTarget, engine
 
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ TARGETS = {
 
 
 def fit(target, *, accuracy, seed, family=FullGaussian, estimator=None, start=None, budget=200_000):
-    q = starting_member(family, np.zeros(target.dim) if start is None else start, None)
+    q = family.from_curvature(np.zeros(target.dim) if start is None else start, None)
     found = engine(
         target, seed=seed, estimator=estimator, accuracy=accuracy, max_evaluations=budget
     )

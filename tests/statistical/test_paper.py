@@ -11,11 +11,11 @@ from examples.paper.common import Schedule, Settings, four_schedules
 from examples.paper.conjugate import distances
 from examples.paper.rates import log_log_slope, stationary_level
 from examples.paper.targets import GaussianTarget, MeanOfDraws
-from pymc_ngvi import schedules
-from pymc_ngvi.estimators import BonnetPrice
-from pymc_ngvi.families import FullGaussian
-from pymc_ngvi.projections import Identity, NonNegativeMean
-from pymc_ngvi.subsampling import LinearRegression, Subsampling
+from pymc_ngvi.core import schedules
+from pymc_ngvi.core.estimators import BonnetPrice
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.core.projections import Identity, NonNegativeMean
+from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 
 pytestmark = pytest.mark.slow
 

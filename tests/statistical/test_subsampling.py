@@ -10,13 +10,10 @@ import pytest
 
 import pymc_ngvi as ngvi
 from examples.paper import gas_turbine
-from pymc_ngvi.families import FullGaussian
+from pymc_ngvi.core.families import FullGaussian
+from tests.conftest import fit
 
 pytestmark = pytest.mark.slow
-
-
-def fit(model, **options):
-    return pm.fit(method="ngvi", model=model, progressbar=False, **options)
 
 
 @pytest.mark.skipif(
@@ -49,7 +46,7 @@ def test_logistic_regression():
             pm.Bernoulli("y", logit_p=x @ slopes, observed=y, **total)
         return model
 
-    reference = fit(build(x, y), random_seed=1, accuracy=0.005).gaussian
+    reference = fit(build(x, y), backend=None, accuracy=0.005).gaussian
     model = build(*pm.Minibatch(x, y, batch_size=100), total_size=rows)
     for seed in range(5):
         approx = fit(model, random_seed=seed, backend="interpreted")

@@ -1,0 +1,248 @@
+r"""Estimators of the mean gradient and Hessian of a log density under a Gaussian.
+
+With f the log density, both the Bonnet-Price and the Stein estimator give
+
+.. math:: g \approx E_q[\nabla f(X)], \qquad H \approx E_q[\nabla^2 f(X)],
+
+from which the paper's :math:`g^N(\omega) = (g - H\mu, H/2)`, an unbiased estimate of
+:math:`\nabla_\omega E_q[f(X)]`, follows. The families' `mix` takes g and H as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from pymc_ngvi.core.families import Gaussian, standard_normal
+from pymc_ngvi.core.linalg import Array, symmetrise
+from pymc_ngvi.core.target import Evaluation, Target
+from pymc_ngvi.errors import NonFiniteError
+
+# Hessians are evaluated in blocks of about this many numbers (32 MiB), then summed.
+_BLOCK_SIZE = 2**22
+# Of a Hessian scaled to a diagonal of 1.
+_SMALLEST_EIGENVALUE = 1e-10
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean gradient and Hessian under a Gaussian, with the ELBO seen on the way.
+
+    Attributes
+    ----------
+    gradient : array, (d,)
+    hessian : array
+        In the family's representation, symmetric.
+    elbo : float
+        Mean of log p - log q over the draws: higher is better.
+    elbo_se : float
+        Its standard error; NaN where a single draw, or a single pair, gives none.
+    evaluations : int
+        Evaluations of the target spent.
+    coupling : array, (d, d), or None
+        Mean Hessian in full, where a factorised family was given more than the diagonal it needs.
+    """
+
+    gradient: Array
+    hessian: Array
+    elbo: float
+    elbo_se: float
+    evaluations: int
+    coupling: Array | None = None
+
+
+class Estimator(Protocol):
+    """Estimate the mean gradient and Hessian of a target under q from n samples."""
+
+    def __call__(
+        self, target: Any, q: Gaussian, n_samples: int, rng: np.random.Generator
+    ) -> Estimate:
+        """Estimate from n fresh samples."""
+
+
+class _DrawsEstimator(ABC):
+    """An estimator that evaluates the target at draws from q.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs mean + e, mean - e. Odd functions of e then cancel exactly, and the estimate
+        is exact on a Gaussian target. An odd number of draws leaves one unpaired.
+    """
+
+    def __init__(self, *, antithetic: bool = True) -> None:
+        self.antithetic = antithetic
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(antithetic={self.antithetic})"
+
+    def __call__(
+        self, target: Target, q: Gaussian, n_samples: int, rng: np.random.Generator
+    ) -> Estimate:
+        z = standard_normal(n_samples, q.dim, rng, antithetic=self.antithetic)
+        return self.at(target, q, z)
+
+    @abstractmethod
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
+        """Estimate from given standard normal rows z (n, d): common draws for comparing members."""
+
+
+class BonnetPrice(_DrawsEstimator):
+    r"""Gradients and exact Hessians of the log density, averaged over draws from q.
+
+    .. math:: g = \frac1N\sum_n \nabla f(X_n), \quad
+              H = \frac1N\sum_n \nabla^2 f(X_n), \quad X_n \sim q
+
+    The diagonal families need, and ask for, the Hessian's diagonal only.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs (default); False gives the plain draws of the paper.
+    coupled : bool
+        Ask for the whole Hessian with the diagonal families too, and keep its mean as `coupling`.
+    """
+
+    name: ClassVar[str] = "bonnet-price"
+
+    def __init__(self, *, antithetic: bool = True, coupled: bool = False) -> None:
+        super().__init__(antithetic=antithetic)
+        self.coupled = coupled
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+        n = z.shape[0]
+        draws = q.unwhiten(z)
+        log_density = np.empty(n)
+        gradient = np.zeros(q.dim)
+        hessian: Array = np.zeros(())
+        coupled = self.coupled and q.factorised and q.has_mean
+        curvature = "full" if coupled else q.curvature
+        block = max(1, _BLOCK_SIZE // (q.dim**2 if coupled else q.precision.size))
+        for start in range(0, n, block):
+            part = slice(start, min(start + block, n))
+            evaluation = target.evaluate(draws[part], curvature)
+            if evaluation.hessian is None:
+                raise TypeError("the target gives no Hessian: use the Stein estimator")
+            sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
+            if not _all_finite(evaluation.log_density, *sums):
+                raise _non_finite(evaluation, draws[part], part.stop, n)
+            log_density[part] = evaluation.log_density
+            gradient += sums[0]
+            hessian = hessian + sums[1]
+        hessian, coupling = hessian / n, None
+        if coupled:
+            coupling, hessian = symmetrise(hessian), hessian.diagonal().copy()
+        elbo, elbo_se = mean_and_error(
+            log_density - q.log_density_whitened(z), antithetic=self.antithetic
+        )
+        return Estimate(gradient / n, q.symmetrise(hessian), elbo, elbo_se, n, coupling)
+
+
+class Stein(_DrawsEstimator):
+    r"""Mean Hessian from gradients alone, for targets that have no second derivatives.
+
+    .. math:: H = -P + \mathrm{sym}\Bigl(L\, \frac1N\sum_n z_n r_n'\Bigr), \quad
+              r_n = \nabla f(x_n) + L z_n, \quad x_n = \mu + L^{-\top} z_n
+
+    The residual r is the gradient of log p - log q: it vanishes where q is the target, and the
+    variance with it. About 5 d draws or more are needed for a useful full Hessian.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs (default).
+    """
+
+    name: ClassVar[str] = "stein"
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+        draws = q.unwhiten(z)
+        evaluation = target.evaluate(draws, "none")
+        if not _all_finite(evaluation.log_density, evaluation.gradient):
+            raise _non_finite(evaluation, draws, len(draws), len(draws))
+        residual = evaluation.gradient - q.score_whitened(z)
+        elbo, elbo_se = mean_and_error(
+            evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
+        )
+        hessian = q.stein_hessian(z, residual)
+        return Estimate(residual.mean(axis=0), hessian, elbo, elbo_se, len(z))
+
+
+def pool(estimates: Sequence[Estimate]) -> Estimate:
+    """Average estimates made from equally many draws each."""
+    errors = np.array([estimate.elbo_se for estimate in estimates])
+    couplings = [e.coupling for e in estimates if e.coupling is not None]
+    return Estimate(
+        gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
+        hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
+        elbo=float(np.mean([estimate.elbo for estimate in estimates])),
+        elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
+        evaluations=sum(estimate.evaluations for estimate in estimates),
+        coupling=np.mean(couplings, axis=0) if couplings else None,
+    )
+
+
+def decouple(estimates: Sequence[Estimate], coupling: Array) -> list[Estimate]:
+    r"""Precondition the gradients of a factorised family by the whole Hessian.
+
+    .. math:: g \to D H^{-1} g, \quad D = \mathrm{diag}(H)
+
+    The ELBO's second derivative in the mean is the mean Hessian, so that a step of size 1 then
+    moves the mean by Newton's step instead of one component after the other, and ends at the same
+    solution. Where the Hessian is indefinite the absolute values of its eigenvalues serve.
+
+    Parameters
+    ----------
+    estimates : sequence of Estimate
+        Each with the diagonal of a Hessian.
+    coupling : array, (d, d)
+        Mean Hessian H, the same for all of them.
+    """
+    scale = np.sqrt(np.maximum(np.abs(coupling.diagonal()), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(coupling / np.outer(scale, scale))
+    values = np.maximum(np.abs(values), _SMALLEST_EIGENVALUE)
+    decoupled = []
+    for estimate in estimates:
+        newton = vectors @ ((vectors.T @ (estimate.gradient / scale)) / values) / scale
+        decoupled.append(replace(estimate, gradient=np.abs(estimate.hessian) * newton))
+    return decoupled
+
+
+def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]:
+    """Mean of log p - log q and its standard error, in which a pair counts as one observation."""
+    half = (len(log_ratio) + 1) // 2
+    if antithetic and len(log_ratio) > 1:
+        pairs = log_ratio[:half].copy()
+        paired = len(log_ratio) - half
+        pairs[:paired] = (pairs[:paired] + log_ratio[half:]) / 2
+    else:
+        pairs = log_ratio
+    n = len(pairs)
+    spread = float(pairs.std(ddof=1)) / np.sqrt(n) if n > 1 else np.nan
+    return float(log_ratio.mean()), float(spread)
+
+
+def _all_finite(*arrays: Array) -> bool:
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+def _non_finite(
+    evaluation: Evaluation, draws: Array, evaluations: int, n_samples: int
+) -> NonFiniteError:
+    parts = {"log density": evaluation.log_density, "gradient": evaluation.gradient}
+    if evaluation.hessian is not None:
+        parts["Hessian"] = evaluation.hessian
+    n = len(draws)
+    finite = {what: np.isfinite(array.reshape(n, -1)).all(axis=1) for what, array in parts.items()}
+    bad = ~np.logical_and.reduce(list(finite.values()))
+    if not bad.any():
+        message = f"the target's derivatives overflow when summed over {n_samples} draws"
+        return NonFiniteError(message, draws, evaluations)
+    what = ", ".join(what for what, ok in finite.items() if not ok.all())
+    seen = "" if evaluations == n_samples else f" (stopped after {evaluations})"
+    message = f"the target's {what} is not finite at {int(bad.sum())} of {n_samples} draws{seen}"
+    return NonFiniteError(message, draws[bad], evaluations)

@@ -1,0 +1,54 @@
+"""Gaussian exponential families: full covariance, diagonal, centred diagonal."""
+
+from __future__ import annotations
+
+import inspect
+
+from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.core.families.base import (
+    Expectation,
+    Gaussian,
+    Natural,
+    standard_normal,
+)
+from pymc_ngvi.core.families.diagonal import CentredDiagonalGaussian, DiagonalGaussian
+from pymc_ngvi.core.families.full import FullGaussian
+
+__all__ = [
+    "CentredDiagonalGaussian",
+    "DiagonalGaussian",
+    "Expectation",
+    "FullGaussian",
+    "Gaussian",
+    "Natural",
+    "all_families",
+    "get_family",
+    "standard_normal",
+]
+
+
+def all_families(base: type[Gaussian] = Gaussian) -> dict[str, type[Gaussian]]:
+    """Every concrete family defined so far, by name."""
+    found: dict[str, type[Gaussian]] = {}
+    for family in base.__subclasses__():
+        if not inspect.isabstract(family):
+            found[family.name] = family
+        found |= all_families(family)
+    return found
+
+
+def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
+    """Family by name, or the family itself.
+
+    Examples
+    --------
+    >>> get_family("meanfield").__name__
+    'DiagonalGaussian'
+    """
+    if isinstance(family, type) and issubclass(family, Gaussian):
+        return family
+    known = all_families()
+    if isinstance(family, str) and family.lower() in known:
+        return known[family.lower()]
+    hint = did_you_mean(str(family).lower(), known)
+    raise ValueError(f"family {family!r} is none of {', '.join(map(repr, known))}{hint}")

@@ -1,0 +1,98 @@
+"""What the algorithm fits: a log density with derivatives, and the data behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from pymc_ngvi.core.linalg import Array
+
+if TYPE_CHECKING:
+    from pymc_ngvi.core.families import Gaussian
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The target at n draws.
+
+    Attributes
+    ----------
+    log_density : array, (n,)
+    gradient : array, (n, d)
+    hessian : array or None
+        (n, d, d) where the full Hessian was asked for, (n, d) for its diagonal, None for neither.
+    """
+
+    log_density: Array
+    gradient: Array
+    hessian: Array | None
+
+
+class Target(ABC):
+    """A log density with derivatives, up to a constant, on all of R^d.
+
+    A target of your own subclasses this class and gives `dim`, `log_density` and `evaluate`.
+
+    The other members are for targets that read their data in batches. A target that holds all its
+    data keeps the defaults: it has no batches to draw, needs no anchor, and counts no passes.
+
+    Attributes
+    ----------
+    dim : int
+        Number of components d.
+    reads_batches : bool
+        Whether each evaluation sees a batch of the data, and so has noise of its own.
+    """
+
+    dim: int
+    reads_batches: ClassVar[bool] = False
+
+    @property
+    def passes(self) -> float:
+        """Rows of data read so far, as a multiple of all rows."""
+        return 0.0
+
+    @abstractmethod
+    def log_density(self, draws: Array) -> Array:
+        """Log density (n,) at draws (n, d)."""
+
+    @abstractmethod
+    def evaluate(self, draws: Array, curvature: str) -> Evaluation:
+        """Log density and derivatives at draws (n, d).
+
+        Parameters
+        ----------
+        draws : array, (n, d)
+        curvature : {"full", "diagonal", "none"}
+            Which part of the Hessian to give.
+        """
+
+    def reseed(self, seed: int) -> None:  # noqa: B027  nothing to do is the rule, not an omission
+        """Restart the sequence of batches from `seed`."""
+
+    def follow(self, q: Gaussian, planned: int) -> bool:
+        """Move the anchor of the control variates to the mean of `q`, where that pays.
+
+        Parameters
+        ----------
+        q : Gaussian
+        planned : int
+            Number of evaluations that are to follow.
+
+        Returns
+        -------
+        bool
+            Whether the anchor moved.
+        """
+        return False
+
+    def place_anchor(self, q: Gaussian | None) -> bool:
+        """Move the anchor to the mean of `q`, or remove it; does nothing without control variates.
+
+        Returns
+        -------
+        bool
+            Whether there is an anchor now.
+        """
+        return False

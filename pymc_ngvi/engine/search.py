@@ -1,0 +1,210 @@
+"""Several starts: warm up each, abandon the poor ones, and fit the best to the end.
+
+Where a single start ends badly, others are tried in the same way before the fit gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pymc_ngvi.core.algorithm import Iterations, State, Status
+from pymc_ngvi.engine.automatic import Engine
+from pymc_ngvi.errors import DomainError, NonFiniteError
+
+#: Starts tried where a single one ends badly.
+RETRIES = 4
+# Draws on which starts are compared.
+_COMPARED_DRAWS = 64
+# Divergence, in nats, below which two fits are the same.
+_SAME = 1.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one start.
+
+    Attributes
+    ----------
+    outcome : str
+        "best", "same" (it came to the same optimum), "other" (another one, fitted to the end),
+        "abandoned" (far below the others after its warm-up), "stalled" or "failed".
+    elbo : float
+        ELBO it came to: of starts fitted to the end all on the same draws, of the others after
+        the warm-up; NaN where it failed.
+    """
+
+    outcome: str
+    elbo: float = np.nan
+
+
+class Search:
+    """Fit from several starts with one engine.
+
+    Parameters
+    ----------
+    engine : Engine
+    spare : callable
+        Gives so many more states to start from; fewer where it finds none.
+
+    Attributes
+    ----------
+    attempts : list of Attempt
+        What became of each start so far.
+    best : State or None
+        What to return if the fit is cut short now, in place of the start that is being fitted.
+    """
+
+    def __init__(self, engine: Engine, spare: Callable[[int], Sequence[State]]) -> None:
+        self.engine = engine
+        self.spare = spare
+        self.attempts: list[Attempt] = []
+        self.best: State | None = None
+
+    def fit(self, states: Sequence[State], n_iterations: int) -> Iterations:
+        """Fit from the given states, for so many iterations at most in all."""
+        last = states[0].iteration + n_iterations
+        if len(states) > 1:
+            return (yield from self._best_of(states, last))
+        (state,) = states
+        error: NonFiniteError | DomainError | None = None
+        iterations = self.engine.fit(state, n_iterations)
+        try:
+            while True:
+                try:
+                    state, info = next(iterations)
+                except StopIteration as end:
+                    status, state = end.value
+                    break
+                yield state, info
+        except (NonFiniteError, DomainError) as raised:
+            status, error = Status.FAILED, raised
+        if status not in (Status.STALLED, Status.FAILED):
+            self.attempts.append(Attempt("best"))
+            return status, state
+        others = [] if state.iteration >= last else self.spare(RETRIES)
+        if status == Status.STALLED and others:
+            self.best = state
+        if others:
+            if status == Status.FAILED:
+                self.attempts.append(Attempt("failed"))
+            ended = [] if status == Status.FAILED else [(status, state)]
+            followed = [self._after(state, other) for other in others]
+            try:
+                return (yield from self._best_of(followed, last, ended))
+            except (NonFiniteError, DomainError):
+                pass
+        else:
+            self.attempts.append(Attempt(status))
+        if error is not None:
+            raise error
+        return status, state
+
+    def _best_of(
+        self,
+        states: Sequence[State],
+        last: int,
+        ended: Sequence[tuple[Status, State]] = (),
+    ) -> Iterations:
+        """Warm up every state, and fit the best to the end; with it any that comes close.
+
+        What `ended` before is among those the best is chosen from.
+        """
+        engine, state = self.engine, states[0]
+        warmed: list[State] = []
+        error: Exception | None = None
+        for i, start in enumerate(states):
+            if state.iteration >= last:
+                break
+            share = (engine.max_evaluations - engine.evaluations) // (2 * (len(states) - i))
+            begun = self._after(state, start)
+            try:
+                state = yield from engine.warm_up(begun, last, share)
+            except (NonFiniteError, DomainError) as raised:
+                error, state = raised, begun
+                self.attempts.append(Attempt("failed"))
+            else:
+                warmed.append(state)
+                self.best = self.best or state
+        if not warmed and not ended:
+            assert error is not None
+            raise error
+        finished = list(ended)
+        for leader in self._leaders(warmed):
+            state = self._after(state, leader)
+            if state.iteration >= last:
+                finished.append((Status.MAX_ITERATIONS, state))
+            elif finished and engine.spent:
+                finished.append((Status.MAX_EVALUATIONS, state))
+            else:
+                # Cut short, the first leader is what was fitted; a later one must not replace it.
+                self.best = finished[0][1] if finished else None
+                try:
+                    status, state = yield from engine.converge(state, last)
+                except (NonFiniteError, DomainError) as raised:
+                    error = raised
+                    self.attempts.append(Attempt("failed"))
+                else:
+                    finished.append((status, state))
+        if not finished:
+            assert error is not None
+            raise error
+        status, best = self._choose(finished)
+        self.best = None
+        return status, replace(best, iteration=state.iteration, evaluations=engine.evaluations)
+
+    def _leaders(self, warmed: Sequence[State]) -> list[State]:
+        """Return the states worth fitting to the end, the best first."""
+        elbos = self._elbos(warmed)
+        leaders: list[State] = []
+        for i in sorted(range(len(warmed)), key=lambda i: -elbos[i]):
+            q = warmed[i].q
+            near = any(q.kl(leader.q) < _distance(q.dim) for leader in leaders)
+            poor = elbos[i] < max(elbos) - _distance(q.dim)
+            if near or poor:
+                self.attempts.append(Attempt("same" if near else "abandoned", elbos[i]))
+            else:
+                leaders.append(warmed[i])
+        return leaders
+
+    def _choose(self, finished: Sequence[tuple[Status, State]]) -> tuple[Status, State]:
+        """Return the best of the states fitted to the end, and tell the others from it."""
+        states = [state for _, state in finished]
+        alone = len(states) == 1 and not self.attempts
+        elbos = [np.nan] if alone else self._elbos(states)
+        best = int(np.argmax(elbos))
+        chosen = finished[best][1].q
+        for i, (status, state) in enumerate(finished):
+            near = min(state.q.kl(chosen), chosen.kl(state.q)) < _SAME
+            outcome = "best" if i == best else "same" if near else "other"
+            self.attempts.append(
+                Attempt("stalled" if status == Status.STALLED and i != best else outcome, elbos[i])
+            )
+        return finished[best]
+
+    def _elbos(self, states: Sequence[State]) -> list[float]:
+        """ELBO of each state, all on the same draws."""
+        if not states:
+            return []
+        z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
+        elbos = []
+        for state in states:
+            self.engine.anchor(state.q)  # that of another state may be far from this one
+            try:
+                elbos.append(self.engine.evaluate(state.q, z).estimate.elbo)
+            except NonFiniteError:
+                elbos.append(-np.inf)
+        return elbos
+
+    def _after(self, before: State, start: State) -> State:
+        """Let a start follow on the iterations and evaluations before it."""
+        return replace(
+            start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
+        )
+
+
+def _distance(dim: int) -> float:
+    """Nats beyond which two optima are told apart, and a start is poor, after the warm-up."""
+    return max(3.0, dim / 2)

@@ -1,0 +1,294 @@
+"""NGVI as a PyMC inference method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pymc
+from pymc.progress_bar import default_progress_theme
+from pymc.variational.inference import Inference
+
+from pymc_ngvi.arguments import as_generator, check_count
+from pymc_ngvi.core.algorithm import State
+from pymc_ngvi.core.estimators import Stein
+from pymc_ngvi.interface.fit import Fit, PyMCCallback
+from pymc_ngvi.interface.options import Options, split_keywords
+from pymc_ngvi.interface.progress import ProgressBar
+from pymc_ngvi.interface.start import Start, resolve_starts
+from pymc_ngvi.model.compilation import ModelTarget, compile_target
+from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.results.approximation import (
+    NGVIFullRank,
+    NGVIMeanField,
+    create_approximation,
+)
+from pymc_ngvi.results.weighing import check_importance
+
+
+class NGVI(Inference):
+    """Natural-gradient variational inference with a Gaussian family.
+
+    Usually reached through ``pm.fit(method="ngvi")``; an instance serves as
+    ``pm.fit(method=NGVI(...))`` too, and is needed to track parameters or to `refine`.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Model to fit; that of the context by default.
+    backend : {None, "numba", "c", "jax", "interpreted"}
+        What evaluates the log density; None is PyTensor's default.
+    compile_kwargs : mapping, optional
+        Keywords for PyTensor's compilation, as elsewhere in PyMC.
+    loader : Loader, optional
+        What the model's data containers are fed from, a batch of rows at a time.
+    **options
+        Those of :class:`pymc_ngvi.interface.options.Options`: `family`, `estimator`, `guard`,
+        `projection`, `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`,
+        `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`.
+
+    Attributes
+    ----------
+    approx : NGVIFullRank or NGVIMeanField
+        The approximation, there before the fit and updated by it.
+    hist : array
+        Negative ELBO of each iteration.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: pymc.Model | None = None,
+        backend: str | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        loader: Loader | None = None,
+        **options: Any,
+    ) -> None:
+        chosen, _ = split_keywords(options, set())
+        self.options = Options(**chosen)
+        self.model = pymc.modelcontext(model)
+        self.hist = np.empty(0)
+        self._fit: Fit | None = None
+        self._compilation = (backend, compile_kwargs)
+        self._loader = loader
+        begin = time.perf_counter()
+        self._target = self._build_target()
+        self._starts = resolve_starts(self.options, self.model, self._target.layout)
+        self._building_seconds = time.perf_counter() - begin
+
+    @cached_property
+    def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
+        """The approximation, updated by `fit`."""
+        first = self._starts[0]
+        start = first.gaussian or self.options.family.from_curvature(
+            first.point_or(self._target.initial_point),
+            None,
+            deviations=first.deviations,
+        )
+        point = self._target.unflatten(self._target.initial_point)
+        approx = create_approximation(self.model, start, initial_point=point)
+        approx.loader = self._loader
+        approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
+        return approx
+
+    @property
+    def state(self) -> State | None:
+        """State of the algorithm after the last fit."""
+        return None if self._fit is None else self._fit.state
+
+    def fit(
+        self,
+        n: int = 10_000,
+        score: bool | None = None,
+        callbacks: Sequence[PyMCCallback] | None = None,
+        progressbar: bool = True,
+        progressbar_theme: Any = default_progress_theme,
+        *,
+        backend: str | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        include_transformed: bool = False,
+        return_inferencedata: bool = False,
+        draws: int = 1000,
+        log_likelihood: bool = False,
+        importance: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Fit the approximation.
+
+        Parameters
+        ----------
+        n : int
+            Iterations: the number to run where a schedule was named, the most otherwise.
+        score : bool, optional
+            False leaves `hist` empty and hands None to the callbacks instead of the losses.
+        callbacks : list of callables, optional
+            Called as ``callback(approx, losses, i)`` after each iteration; `StopIteration` stops.
+        progressbar : bool
+            Show progress, in a terminal or notebook.
+        progressbar_theme : rich.theme.Theme
+        backend, compile_kwargs
+            As in the constructor.
+        include_transformed : bool
+            Include the unconstrained variables in what `return_inferencedata` returns.
+        return_inferencedata : bool
+            Return `draws` draws as InferenceData instead of the approximation.
+        draws : int
+            Number of these.
+        log_likelihood : bool
+            Include the log-likelihood of each observation in them.
+        importance : {None, "psis", "resample"}
+            What to do with their importance weights: see `sample` of the approximation.
+        **options
+            As in the constructor, except `family`; they hold for this fit.
+
+        Returns
+        -------
+        NGVIFullRank, NGVIMeanField or InferenceData
+        """
+        n, draws = check_count("n", n), check_count("draws", draws)
+        check_importance(importance)
+        chosen, starts = self._overridden(options)
+        rng = as_generator(chosen.random_seed)
+        if (backend, compile_kwargs) not in ((None, None), self._compilation):
+            self._compilation = (backend, compile_kwargs)
+            self._target = self._build_target()
+        elif not self._target.current:
+            self._target = self._build_target()  # pm.set_data replaced what batches are taken from
+        fit = Fit(
+            self.approx,
+            self._target,
+            chosen,
+            starts,
+            rng,
+            score=score is not False,
+            callbacks=callbacks or [],
+            seconds=self._building_seconds,
+        )
+        fit.compile()
+        self._fit = fit
+        try:
+            fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        finally:
+            self.hist = self.approx.hist
+        for group in self.approx.groups:
+            group.include_transformed = include_transformed
+        if not return_inferencedata:
+            return self.approx
+        return self.approx.sample(
+            draws,
+            random_seed=rng,
+            log_likelihood=log_likelihood,
+            importance=importance,
+            include_transformed=include_transformed,
+        )
+
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Any = default_progress_theme,
+    ) -> None:
+        """Go on for n more iterations from where the fit stopped."""
+        if self._fit is None:
+            raise TypeError("Need to call `.fit` first")
+        n = check_count("n", n)
+        try:
+            self._fit.refine(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        finally:
+            self.hist = self.approx.hist
+
+    def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
+        """Not of use here: profile the target, with ``compile_kwargs={"profile": True}``."""
+        raise TypeError(
+            "NGVI has no step function to profile; pass compile_kwargs={'profile': True} to fit"
+        )
+
+    def _build_target(self) -> ModelTarget:
+        backend, compile_kwargs = self._compilation
+        gradients_only = isinstance(self.options.estimator, Stein)
+        return compile_target(
+            self.model,
+            backend=backend,
+            compile_kwargs=compile_kwargs,
+            curvature="none" if gradients_only else self.options.family.curvature,
+            loader=self._loader,
+        )
+
+    def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, list[Start]]:
+        """Return the options of one fit and where it starts; nothing is kept."""
+        chosen, _ = split_keywords(options, set())
+        if "family" in chosen:
+            raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
+        if not chosen:
+            return self.options, self._starts
+        merged = dataclasses.replace(self.options, **chosen)
+        if not {"start", "start_sigma"} & set(chosen):
+            return merged, self._starts
+        return merged, resolve_starts(merged, self.model, self._target.layout)
+
+
+_FIT_KEYWORDS = {
+    name
+    for name, parameter in inspect.signature(NGVI.fit).parameters.items()
+    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n")
+}
+
+
+def fit_method(
+    method: str | NGVI,
+    n: int = 10_000,
+    *,
+    model: pymc.Model | None = None,
+    inf_kwargs: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> Any:
+    """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
+    # PyMC's own `fit` fills in None for what was not given.
+    given = {
+        name: value
+        for name, value in keywords.items()
+        if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
+    }
+    given = dict(inf_kwargs or {}) | given
+    if isinstance(method, NGVI):
+        return method.fit(n, **given)
+    check_count("n", n)
+    check_count("draws", given.get("draws", 1))
+    options, rest = split_keywords(given, _FIT_KEYWORDS | {"loader"})
+    as_generator(options.get("random_seed"))
+    compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs", "loader")}
+    return NGVI(model=model, **compilation, **options).fit(n, **rest)
+
+
+def fit_ngvi(
+    n: int = 10_000,
+    *,
+    model: pymc.Model | None = None,
+    draws: int = 1000,
+    **keywords: Any,
+) -> Any:
+    """Fit by NGVI and return draws from the approximate posterior.
+
+    Parameters
+    ----------
+    n : int
+        Iterations at most.
+    model : pymc.Model, optional
+        That of the context by default.
+    draws : int
+        Number of draws.
+    **keywords
+        Any other keyword of ``pm.fit(method="ngvi")``.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+    """
+    if not keywords.pop("return_inferencedata", True):
+        raise TypeError("fit_ngvi returns InferenceData; pm.fit returns the approximation")
+    return fit_method("ngvi", n, model=model, draws=draws, return_inferencedata=True, **keywords)

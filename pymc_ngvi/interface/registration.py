@@ -1,0 +1,63 @@
+"""``pm.fit(method="ngvi")``: a wrapper around PyMC's `fit`, which keeps no registry of methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pymc
+import pymc.variational
+import pymc.variational.inference
+
+from pymc_ngvi.interface.inference import NGVI, fit_method
+
+_HOMES = (pymc, pymc.variational, pymc.variational.inference)
+_NAME = "ngvi"
+
+# PyMC's own, below whatever wrappers stand on it by now.
+_SIGNATURE = inspect.signature(inspect.unwrap(pymc.variational.inference.fit))
+
+# Our wrappers and what each stands on. Kept with PyMC, so that reloading this package finds them.
+_wrapped: dict[Callable[..., Any], Callable[..., Any]] = pymc.__dict__.setdefault(
+    "_pymc_ngvi_wrapped", {}
+)
+
+
+def register() -> None:
+    """Make ``pm.fit`` know ``method="ngvi"``; importing the package has done so already.
+
+    Every other method goes to PyMC's own function as before. Registering twice does no harm.
+    """
+    ours = {original: wrapper for wrapper, original in _wrapped.items()}
+    for home in _HOMES:
+        if home.fit not in _wrapped:
+            wrapper = ours.get(home.fit) or _wrap(home.fit)
+            ours[home.fit] = wrapper
+            _wrapped[wrapper] = home.fit
+            home.fit = wrapper
+
+
+def unregister() -> None:
+    """Restore ``pm.fit`` wherever it is still ours: a wrapper put on top of it stays."""
+    for home in _HOMES:
+        home.fit = _wrapped.get(home.fit, home.fit)
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
+        if isinstance(method, NGVI) or (isinstance(method, str) and method.lower() == _NAME):
+            arguments = _SIGNATURE.bind(*args, **kwargs).arguments
+            return fit_method(**arguments.pop("kwargs", {}) | arguments)
+        try:
+            return original(*args, **kwargs)
+        except KeyError as error:
+            message = str(error.args[0]) if error.args else ""
+            if message.startswith("method should be one of") and _NAME not in message:
+                raise KeyError(message.replace("{", f"{{'{_NAME}', ", 1)) from None
+            raise
+
+    return fit

@@ -1,0 +1,106 @@
+"""From a model to its target: what backend runs it, and whether it reads batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pymc
+from pymc.variational.opvi import ParametrizationError
+from pytensor.compile.mode import get_mode
+
+from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi.arguments import check_choice
+from pymc_ngvi.model.batch_target import BatchTarget
+from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.model.minibatches import find_batches
+from pymc_ngvi.model.target import (
+    CURVATURES,
+    HessianFallbackWarning,
+    HessianUnavailableError,
+    ModelTarget,
+)
+
+__all__ = [
+    "BACKENDS",
+    "CURVATURES",
+    "BatchTarget",
+    "HessianFallbackWarning",
+    "HessianUnavailableError",
+    "ModelTarget",
+    "compile_target",
+]
+
+BACKENDS = ("numba", "c", "jax", "interpreted")
+
+
+def compile_target(
+    model: pymc.Model,
+    *,
+    backend: str | None = None,
+    compile_kwargs: Mapping[str, Any] | None = None,
+    curvature: str = "full",
+    loader: Loader | None = None,
+) -> ModelTarget:
+    """Make a model's log density, gradient and Hessian callable on its flat unconstrained vector.
+
+    Nothing long happens here: the functions are compiled at their first use, once.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    backend : {None, "numba", "c", "jax", "interpreted"}
+        What runs the graph; None is PyTensor's own default, "interpreted" is NumPy without any
+        compilation.
+    compile_kwargs : mapping, optional
+        Passed on to ``pymc.Model.compile_fn``; its "mode" cannot be combined with `backend`.
+    curvature : {"full", "diagonal", "none"}
+        What the fit will ask for.
+    loader : Loader, optional
+        What the model's data containers are fed from, a batch at a time.
+
+    Returns
+    -------
+    ModelTarget
+        A :class:`~pymc_ngvi.model.batch_target.BatchTarget` where the model reads batches.
+
+    Raises
+    ------
+    TypeError
+        The model has no free variables.
+    pymc.variational.opvi.ParametrizationError
+        Some free variables are discrete.
+    NotImplementedError
+        An operation in the log density has no gradient.
+    """
+    check_choice("curvature", curvature, CURVATURES)
+    kwargs = _resolve_backend(backend, compile_kwargs)
+    if not model.free_RVs:
+        raise TypeError("the model has no free variables: there is nothing to fit")
+    discrete = [v.name for v in model.free_RVs if v.type.numpy_dtype.kind not in "f"]
+    if discrete:
+        raise ParametrizationError(
+            f"{', '.join(discrete)}: discrete variables have no gradient, so no Gaussian can be "
+            "fitted to them. Sum them out of the model (`pymc_extras.marginalize`, or a mixture "
+            "distribution such as `pm.Mixture`), or observe them."
+        )
+    interpreted = backend == "interpreted"
+    batched = find_batches(model, loader)
+    if batched is None:
+        return ModelTarget(model, kwargs, curvature, interpreted=interpreted)
+    batched.check()
+    return BatchTarget(batched, model, kwargs, curvature, interpreted=interpreted)
+
+
+def _resolve_backend(
+    backend: str | None, compile_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    kwargs = dict(compile_kwargs or {})
+    if backend is None:
+        return kwargs
+    check_choice("backend", backend, BACKENDS)
+    if "mode" in kwargs:
+        raise ValueError("give either `backend` or `compile_kwargs['mode']`, not both")
+    names = {"numba": "NUMBA", "c": "CVM", "jax": "JAX"}
+    kwargs["mode"] = get_mode(names[backend]) if backend in names else interpreted_mode()
+    return kwargs

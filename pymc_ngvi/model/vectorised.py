@@ -1,0 +1,172 @@
+"""A graph of one draw, evaluated at many."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytensor
+from pymc.pytensorf import compile as compile_with_updates
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor import tensor
+
+from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
+from pymc_ngvi.model.minibatches import as_tensor
+
+Reduction = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+_log = logging.getLogger(__name__)
+
+# Numbers a vectorised call may return at once. Graphs hold a few intermediate results of the size
+# of their outputs, so this keeps a call well below 100 MB, however many draws there are.
+NUMBERS_PER_CALL = 2**20
+
+# Draws of the first call, which tells how large the outputs are.
+FIRST_DRAWS = 16
+
+
+class DrawFunction:
+    """A graph of one draw, evaluated at many.
+
+    The graph is vectorised over draws and run in NumPy: it takes a fraction of a second to build
+    and each operation then handles all draws at once. Where an operation cannot be vectorised, or
+    is random itself, a function of one draw is called draw by draw instead.
+
+    Parameters
+    ----------
+    what : str
+        What is computed, for messages.
+    inputs, outputs : sequence of pytensor variables
+        Of one draw.
+    """
+
+    def __init__(self, what: str, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+        self._what = what
+        self._inputs = list(inputs)
+        self._outputs = [as_tensor(variable) for variable in outputs]
+        self._random_generators = find_rng_nodes(self._outputs)
+        # Vectorised, a random operation would give one value to all draws; inlined, it would not
+        # be updated from one draw to the next.
+        self._vectorises = not self._random_generators
+        if self._vectorises:
+            self._outputs = inline_inner_graphs(self._outputs)
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether the graph itself draws at random."""
+        return bool(self._random_generators)
+
+    def __call__(
+        self,
+        inputs: Sequence[np.ndarray],
+        rng: np.random.Generator | None = None,
+        *,
+        reduce: Reduction = lambda block: block,
+    ) -> list[np.ndarray]:
+        """Return each output with the draws along the first axis.
+
+        Parameters
+        ----------
+        inputs : sequence of array, (n, ...)
+            Values of the inputs at n draws.
+        rng : numpy.random.Generator, optional
+            Seeds what is random in the graph; left alone where nothing is.
+        reduce : callable
+            Applied to the outputs of each block of draws, to keep less than all of them.
+        """
+        reason: Exception | None = None
+        if self._vectorises:
+            try:
+                return _call_in_blocks(self._vectorised, inputs, reduce)
+            # An operation that does not vectorise may fail in any way, when built or when run.
+            except Exception as error:
+                reason = error
+        function = self._single
+        if self._random_generators and rng is not None:
+            # After compiling, which seeds them too.
+            reseed_rngs(self._random_generators, int(rng.integers(2**63)))
+        values = reduce(_call_one_by_one(function, inputs))
+        # Only now is it the vectorisation that failed, and not the model's own computation.
+        if reason is not None:
+            self._vectorises = False
+            _log.info("The %s do not vectorise (%s); going draw by draw", self._what, reason)
+        return values
+
+    @cached_property
+    def _vectorised(self) -> Callable[..., list[np.ndarray]]:
+        batched = [
+            tensor(variable.name, shape=(None, *variable.type.shape), dtype=variable.type.dtype)
+            for variable in self._inputs
+        ]
+        with _quick_compilation():
+            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, batched, strict=True)))
+            function = pytensor.function(
+                batched,
+                outputs,
+                mode=interpreted_mode(),
+                on_unused_input="ignore",
+                trust_input=True,
+            )
+        # An output of data alone has no axis of draws yet.
+        fixed = [new.ndim == old.ndim for new, old in zip(outputs, self._outputs, strict=True)]
+
+        def call(*inputs: np.ndarray) -> list[np.ndarray]:
+            n = len(inputs[0])
+            return [
+                np.broadcast_to(value, (n, *np.shape(value))) if same else value
+                for value, same in zip(function(*inputs), fixed, strict=True)
+            ]
+
+        return call
+
+    @cached_property
+    def _single(self) -> Callable[..., list[np.ndarray]]:
+        with _quick_compilation():
+            return compile_with_updates(
+                self._inputs,
+                self._outputs,
+                mode=interpreted_mode(),
+                on_unused_input="ignore",
+                trust_input=True,
+            )
+
+
+def _quick_compilation() -> Any:
+    """Compile nothing in C and keep no stack traces, which took longer than all else."""
+    return pytensor.config.change_flags(cxx="", traceback__limit=0, traceback__compile_limit=0)
+
+
+def _call_in_blocks(
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[np.ndarray],
+    reduce: Reduction,
+) -> list[np.ndarray]:
+    """Call a vectorised function on as many draws at a time as memory allows."""
+    n = len(inputs[0])
+    outputs = function(*(values[:FIRST_DRAWS] for values in inputs))
+    numbers_per_draw = sum(block[0].size for block in outputs)
+    first = reduce(outputs)
+    results = [np.empty((n, *block.shape[1:]), block.dtype) for block in first]
+    for result, block in zip(results, first, strict=True):
+        result[:FIRST_DRAWS] = block
+    size = max(NUMBERS_PER_CALL // max(numbers_per_draw, 1), 1)
+    for start in range(FIRST_DRAWS, n, size):
+        part = slice(start, start + size)
+        blocks = reduce(function(*(values[part] for values in inputs)))
+        for result, block in zip(results, blocks, strict=True):
+            result[part] = block
+    return results
+
+
+def _call_one_by_one(
+    function: Callable[..., list[np.ndarray]], inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Call a function of one draw on each draw."""
+    # The ellipsis keeps the values of scalar variables arrays, which PyTensor asks for.
+    rows = [function(*(values[i, ...] for values in inputs)) for i in range(len(inputs[0]))]
+    return [np.stack(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,1 @@
+"""What a fit gives: approximation, draws, report, weights, InferenceData, files and plots."""

@@ -1,0 +1,230 @@
+"""Comparing models by cross-validation, with approximations and with draws of a sampler.
+
+Leave-one-out cross-validation asks how well a model predicts each observation from all the others.
+Importance weights give the answer without fitting again, and the same weights correct for what an
+approximation misses (Magnusson, Andersen, Jonasson and Vehtari, 2019).
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi._compat import (
+    compare_elpds,
+    group_names,
+    is_elpd,
+    loo_from_approximation,
+    loo_from_draws,
+)
+from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.errors import warn
+from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.report import FULL_EFFICIENCY
+
+#: Draws of an approximation by which it is compared.
+DRAWS = 2000
+
+
+def loo(
+    data: Any, *, var_name: str | None = None, draws: int = DRAWS, random_seed: Any = None
+) -> Any:
+    r"""Estimate the log predictive density of left-out observations, by PSIS-LOO.
+
+    .. math:: \mathrm{elpd} = \sum_i \log p(y_i \mid y_{-i})
+
+    Draws of an approximation are weighed by :math:`p(\theta) / (q(\theta)\, p(y_i \mid \theta))`,
+    which leaves observation i out and corrects the approximation at once; draws of a sampler, and
+    resampled ones, by :math:`1 / p(y_i \mid \theta)`.
+
+    Parameters
+    ----------
+    data : approximation, InferenceData or DataTree
+        A fit, or draws with a group `log_likelihood`: from ``approx.sample(log_likelihood=True)``,
+        ``fit_ngvi(log_likelihood=True)`` or ``pm.sample`` with ``pm.compute_log_likelihood``.
+    var_name : str, optional
+        The observed variable, where the model has several.
+    draws : int
+        Draws to make, of an approximation.
+    random_seed : int, sequence of int, numpy.random.Generator or None
+        Of these draws.
+
+    Returns
+    -------
+    arviz.ELPDData
+        With pointwise values; ``az.compare`` takes it.
+
+    Raises
+    ------
+    TypeError
+        There is no log-likelihood, with what to do about it.
+    ValueError
+        The model has several observed variables, or none of that name.
+    """
+    if isinstance(data, GaussianApproximation):
+        data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
+    variable = _observed_variable(data, var_name)
+    estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
+    with warnings.catch_warnings():
+        # Told below, by how many observations.
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        elpd = estimate(data, variable)
+    # Of weights that are all but equal, k-hat tells of a tail too light to matter.
+    uneven = _efficiency(data, variable) < FULL_EFFICIENCY
+    bad = int(((elpd.pareto_k > elpd.good_k) & uneven).sum())
+    if bad:
+        warn(
+            f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "
+            f"{elpd.good_k:.2f} and uneven weights: leaving one of them out changes the posterior "
+            "more than weights can follow, or the approximation is poor. Check them, or the model "
+            "with pm.sample"
+        )
+    return elpd
+
+
+def compare(
+    models: Mapping[str, Any],
+    *,
+    var_name: str | None = None,
+    method: str = "stacking",
+    draws: int = DRAWS,
+    random_seed: Any = None,
+) -> Any:
+    """Rank models by how well they predict left-out observations.
+
+    Parameters
+    ----------
+    models : mapping of str to approximation, InferenceData, DataTree or ELPDData
+        Fits and draws of any sampler, side by side.
+    var_name : str, optional
+        The observed variable, where models have several.
+    method : {"stacking", "BB-pseudo-BMA", "pseudo-BMA"}
+        How models are weighted.
+    draws, random_seed
+        As in :func:`loo`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The table of ``az.compare``, best model first, and columns that tell of the approximation:
+        its `khat`, the share of draws that are `effective` after weighing, and its `elbo` (a lower
+        bound of the log evidence) with `elbo_se`. NaN for models that were sampled.
+
+    Raises
+    ------
+    ValueError
+        Fewer than two models, or models of different data.
+    """
+    if len(models) < 2:
+        raise ValueError(f"compare takes two models or more, got {list(models)}")
+    sampled = {
+        name: model.sample(draws, random_seed=random_seed, log_likelihood=True)
+        if isinstance(model, GaussianApproximation)
+        else model
+        for name, model in models.items()
+    }
+    elpds = {
+        name: data if is_elpd(data) else loo(data, var_name=var_name)
+        for name, data in sampled.items()
+    }
+    _check_same_observations(sampled, elpds, var_name)
+    table = compare_elpds(elpds, method)
+    about = {name: _about_the_fit(data) for name, data in sampled.items()}
+    for column in ("khat", "effective", "elbo", "elbo_se"):
+        table[column] = [float(about[name].get(column, np.nan)) for name in table.index]
+    return table
+
+
+def _observed_variable(data: Any, var_name: str | None) -> str:
+    """Name the variable to leave out, or say why there is none."""
+    groups = group_names(data)
+    if "log_likelihood" not in groups:
+        if "posterior" not in groups:
+            raise TypeError(
+                "data is an approximation of pymc_ngvi, an InferenceData or a DataTree, "
+                f"not {type(data).__name__}"
+            )
+        way = (
+            "draw again with sample(log_likelihood=True)"
+            if _is_ours(data)
+            else "add it with pm.compute_log_likelihood"
+        )
+        raise TypeError(f"the draws come without a log-likelihood: {way}")
+    names = [str(name) for name in data["log_likelihood"].data_vars]
+    if var_name is None and len(names) == 1:
+        return names[0]
+    if var_name is None:
+        raise ValueError(
+            f"the model observes {', '.join(names)}: name the one to leave out, by var_name="
+        )
+    if var_name not in names:
+        hint = did_you_mean(var_name, names, f"; there is {', '.join(names)}")
+        raise ValueError(f"no log-likelihood of {var_name!r}{hint}")
+    return var_name
+
+
+def _attributes(data: Any, group: str) -> Mapping[str, Any]:
+    return data[group].attrs if group in group_names(data) else {}
+
+
+def _about_the_fit(data: Any) -> dict[str, Any]:
+    """Attributes of the draws of an approximation; of others there are none."""
+    if is_elpd(data) or not _is_ours(data):
+        return {}
+    found = dict(_attributes(data, "posterior"))
+    if found.get("verdict_draws"):
+        found["effective"] = found["ess"] / found["verdict_draws"]
+    return found
+
+
+def _is_ours(data: Any) -> bool:
+    return _attributes(data, "posterior").get("inference_library") == "pymc_ngvi"
+
+
+def _is_weighed(data: Any) -> bool:
+    """Whether the draws are those of an approximation, to be corrected by its density."""
+    attributes = _attributes(data, "sample_stats")
+    if not _is_ours(data) or attributes.get("resampled"):
+        return False
+    if "lp" not in data["sample_stats"]:
+        reason = attributes.get("lp_missing", "sample_stats has no `lp`")
+        raise TypeError(f"the draws come without the model's log density: {reason}")
+    return True
+
+
+def _efficiency(data: Any, variable: str) -> Any:
+    """Share of the draws that are effective when each observation is left out."""
+    log_ratios = -data["log_likelihood"][variable]
+    if _is_weighed(data):
+        log_ratios = log_ratios + data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]
+    sample = ("chain", "draw")
+    ratios = np.exp(log_ratios - log_ratios.max(sample))
+    return ratios.mean(sample) ** 2 / (ratios**2).mean(sample)
+
+
+def _check_same_observations(
+    sampled: Mapping[str, Any], elpds: Mapping[str, Any], var_name: str | None
+) -> None:
+    for (one, first), (other, second) in itertools.pairwise(elpds.items()):
+        if first.n_data_points != second.n_data_points:
+            raise ValueError(
+                f"{one} leaves out one of {first.n_data_points} observations, {other} one of "
+                f"{second.n_data_points}: models can be compared on the same data only"
+            )
+    observations = {
+        name: data["observed_data"][_observed_variable(data, var_name)]
+        for name, data in sampled.items()
+        if not is_elpd(data)
+        and "observed_data" in group_names(data)
+        and _observed_variable(data, var_name) in data["observed_data"]
+    }
+    for (one, first), (other, second) in itertools.pairwise(observations.items()):
+        if not np.array_equal(np.ravel(first), np.ravel(second)):
+            raise ValueError(
+                f"{one} and {other} were fitted to different observations (on different scales, "
+                "perhaps): models can be compared on the same data only"
+            )

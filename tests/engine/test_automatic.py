@@ -1,0 +1,245 @@
+"""The automatic engine on exact targets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pymc_ngvi.core.algorithm import State, drive
+from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Stein
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.core.target import Evaluation, Target
+from pymc_ngvi.engine.evaluated import squared_displacement
+from pymc_ngvi.engine.secants import residual
+from pymc_ngvi.errors import NonFiniteError
+from tests.conftest import each_family
+from tests.targets import (
+    Banana,
+    DoubleWell,
+    Funnel,
+    GaussianTarget,
+    HalfSpace,
+    LogisticTarget,
+    PoissonTarget,
+    engine,
+    pick,
+)
+
+
+def fit(target, start, n=10_000, **arguments):
+    state = State(start)
+    return drive(engine(target, **arguments).fit(state, n), state)
+
+
+def start(family, dim):
+    return family.from_curvature(np.zeros(dim), None)
+
+
+@pytest.mark.parametrize("dim", [1, 30])
+def test_gaussian_target_is_exact(dim):
+    target = GaussianTarget.random(dim, 1e5, seed=dim)
+    result = fit(target, start(FullGaussian, dim))
+    assert result.status == "converged"
+    assert result.q.kl(target.optimum(FullGaussian)) < 1e-10
+    assert result.state.evaluations < 1000
+
+
+def test_scales_of_1e8_and_correlation_of_0_99999():
+    covariance = np.array([[1.0, 0.99999], [0.99999, 1.0]]) * np.outer([1e4, 1e-4], [1e4, 1e-4])
+    target = GaussianTarget(np.array([3e4, -2e-4]), np.linalg.inv(covariance))
+    result = fit(target, start(FullGaussian, 2))
+    assert result.status == "converged"
+    assert result.q.kl(target.optimum(FullGaussian)) < 1e-6
+
+
+@each_family
+@pytest.mark.parametrize("estimator", [BonnetPrice(), Stein()], ids=repr)
+def test_converges_within_its_accuracy(family, estimator):
+    """Against a long run; every mean and log sd within the accuracy times two."""
+    target = LogisticTarget.random(4, 60, seed=2)
+    quick = fit(target, start(family, 4), estimator=estimator, accuracy=0.05)
+    long = fit(target, start(family, 4), accuracy=0.002, seed=9, max_evaluations=200_000)
+    assert quick.status == "converged"
+    sd = np.sqrt(long.q.variance)
+    assert np.abs((quick.q.mean - long.q.mean) / sd).max() < 0.1
+    assert np.abs(np.log(quick.q.variance / long.q.variance) / 2).max() < 0.1
+
+
+def test_more_accuracy_costs_more():
+    target = LogisticTarget.random(4, 60, seed=2)
+    spent = [
+        fit(target, start(FullGaussian, 4), accuracy=accuracy).state.evaluations
+        for accuracy in (0.1, 0.005, 0.0005)
+    ]
+    assert spent[0] <= spent[1] < spent[2]
+
+
+def test_finds_its_way_from_far_below_the_mode():
+    result = fit(PoissonTarget(), FullGaussian.from_mean_covariance([-30.0], [[1.0]]))
+    assert result.status == "converged"
+    assert result.q.mean[0] == pytest.approx(np.log(20) - 1 / 40, abs=0.02)
+
+
+def test_indefinite_curvature():
+    first = start(FullGaussian, 2)
+    result = fit(DoubleWell(), first, accuracy=0.1, max_evaluations=5000)
+    before, after = (
+        BonnetPrice()(DoubleWell(), q, 10_000, np.random.default_rng(3)).elbo
+        for q in (first, result.q)
+    )
+    assert after > before + 1
+
+
+def test_a_wide_start_is_narrowed_until_finite():
+    target = HalfSpace(GaussianTarget(np.zeros(2), 100 * np.eye(2)), wall=1.0)
+    result = fit(target, FullGaussian.from_mean_covariance([0.0, 0.0], 1e4 * np.eye(2)))
+    assert result.status == "converged"
+    assert result.q.kl(target.inner.optimum(FullGaussian)) < 1e-10
+
+
+def test_a_start_that_is_nowhere_finite_is_an_error():
+    target = HalfSpace(GaussianTarget(np.zeros(2), np.eye(2)), wall=-1.0)
+    with pytest.raises(NonFiniteError, match="however close to the starting point"):
+        fit(target, start(FullGaussian, 2))
+
+
+class Analytic(Target):
+    """A one-dimensional log density with its first two derivatives."""
+
+    dim = 1
+
+    def __init__(self, *functions):
+        self.functions = functions
+
+    def log_density(self, draws):
+        return self.functions[0](draws[:, 0])
+
+    def evaluate(self, draws, curvature):
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, first, second = (function(draws[:, 0]) for function in self.functions)
+        return Evaluation(value, first[:, np.newaxis], pick(second[:, None, None], curvature))
+
+
+def test_walls_steeper_than_any_gaussian():
+    """A box with soft walls: steps on a few draws must not lead out of it."""
+    box = Analytic(lambda x: -(x**20), lambda x: -20 * x**19, lambda x: -380 * x**18)
+    result = fit(box, FullGaussian.from_curvature(np.array([0.7]), None), max_evaluations=5000)
+    assert abs(result.q.mean[0]) + np.sqrt(result.q.variance[0]) < 1
+    assert result.status != "converged" or abs(result.q.mean[0]) < 0.1
+
+
+@pytest.mark.parametrize("start_at", [0.0, -30.0])
+def test_a_count_of_a_million(start_at):
+    """Log rate with a flat prior: the first step is a millionth of what the curvature asks for."""
+    count = Analytic(lambda x: 1e6 * x - np.exp(x), lambda x: 1e6 - np.exp(x), lambda x: -np.exp(x))
+    result = fit(count, FullGaussian.from_curvature(np.array([start_at]), None))
+    assert result.status == "converged"
+    assert result.q.mean[0] == pytest.approx(np.log(1e6), abs=1e-4)
+    assert result.q.variance[0] == pytest.approx(1e-6, rel=0.02)
+
+
+def test_a_warm_up_that_cannot_rise_any_more_ends():
+    """At the maximum of its ELBO on too few draws, steps lower it by rounding only."""
+
+    class Flat(GaussianTarget):
+        def log_density(self, draws):
+            return np.round(super().log_density(draws), 9) - 2738.0
+
+        def evaluate(self, draws, curvature):
+            inner = super().evaluate(draws, curvature)
+            return Evaluation(self.log_density(draws), inner.gradient, inner.hessian)
+
+    for seed in range(20):
+        target = Flat(np.full(10, 50.0), np.eye(10))
+        result = fit(target, start(FullGaussian, 10), seed=seed)
+        assert result.status == "converged"
+        assert len(result.history) < 50
+
+
+def test_stein_warms_up_in_many_dimensions():
+    target = GaussianTarget(np.full(20, 300.0), np.eye(20))
+    result = fit(target, start(FullGaussian, 20), estimator=Stein())
+    assert result.status == "converged"
+    assert result.q.kl(target.optimum(FullGaussian)) < 1e-8
+
+
+@pytest.mark.parametrize("bend", [0.5, 2.0])
+def test_a_slow_iteration_is_not_taken_for_settled(bend):
+    """The mean of the first component is 0; a fit that claims to have converged is near it."""
+    first = FullGaussian.from_curvature(np.array([0.7, 0.7]), None)
+    results = [fit(Banana(bend), first, seed=seed, max_evaluations=20_000) for seed in range(10)]
+    errors = [r.q.mean[0] / np.sqrt(r.q.variance[0]) for r in results if r.status == "converged"]
+    assert sum(abs(error) > 0.06 for error in errors) <= 1
+
+
+def test_a_funnel_is_not_taken_for_settled():
+    results = [
+        fit(Funnel(), start(FullGaussian, 5), seed=seed, max_evaluations=20_000)
+        for seed in range(10)
+    ]
+    errors = [(r.q.mean[0] - Funnel.mean) / Funnel.sd for r in results if r.status == "converged"]
+    assert sum(abs(error) > 0.06 for error in errors) <= 1
+
+
+def test_budgets():
+    target = LogisticTarget.random(4, 60, seed=2)
+    by_evaluations = fit(target, start(FullGaussian, 4), accuracy=1e-4, max_evaluations=3000)
+    assert by_evaluations.status == "max_evaluations"
+    assert by_evaluations.state.evaluations <= 3000
+    by_iterations = fit(target, start(FullGaussian, 4), n=3)
+    assert by_iterations.status == "max_iterations"
+    assert by_iterations.state.iteration == 3
+
+
+def test_every_evaluation_is_counted():
+    class Counting(LogisticTarget):
+        calls = 0
+
+        def evaluate(self, draws, curvature):
+            Counting.calls += len(draws)
+            return super().evaluate(draws, curvature)
+
+    inner = LogisticTarget.random(3, 40, seed=4)
+    result = fit(Counting(inner.design, inner.response), start(FullGaussian, 3))
+    assert result.status == "converged"
+    assert result.state.evaluations == Counting.calls
+
+
+def test_warm_up_never_lowers_the_elbo_on_its_draws():
+    target = LogisticTarget.random(4, 60, seed=3)
+    result = fit(target, start(FullGaussian, 4))
+    warm = result.trace("elbo")[result.trace("n_samples") == 16]
+    assert len(warm) >= 2
+    assert (np.diff(warm) >= -1e-9).all()
+
+
+@each_family
+def test_displacement_is_the_step_an_estimate_asks_for(family):
+    """To first order: compare with a tiny step of the real update."""
+    q = start(family, 3)
+    hessian = np.diag([-1.5, -1.1, -0.8])
+    hessian = hessian if family.curvature == "full" else hessian.diagonal()
+    estimate = Estimate(np.array([0.1, -0.2, 0.3]), hessian, 0.0, 0.0, 1)
+    size = 1e-5
+    moved = q.mix(estimate.gradient, estimate.hessian, size)
+    found = squared_displacement(q, residual(q, estimate))
+    mean = (moved.mean - q.mean) / size / np.sqrt(q.variance)
+    log_sd = np.log(moved.variance / q.variance) / 2 / size
+    np.testing.assert_allclose(found.mean, mean**2, rtol=1e-3, atol=1e-12)
+    np.testing.assert_allclose(found.log_sd, log_sd**2, rtol=1e-3)
+    assert found.nats == pytest.approx(moved.kl(q) / size**2, rel=1e-3)
+
+
+@each_family
+def test_starting_member(family):
+    hessian = np.array([[-4.0, 1.0], [1.0, 9.0]])
+    given = hessian if family.curvature == "full" else hessian.diagonal()
+    q = family.from_curvature(np.array([1.0, 2.0]), given)
+    if family.curvature == "full":
+        values = np.linalg.eigvalsh(hessian)
+        np.testing.assert_allclose(np.linalg.eigvalsh(q.precision), np.sort(np.abs(values)))
+    else:
+        np.testing.assert_allclose(q.precision, [4, 9])
+    deviations = np.array([np.nan, 0.5])
+    q = family.from_curvature(np.array([1.0, 2.0]), given, deviations=deviations)
+    assert q.variance[1] == pytest.approx(0.25)

@@ -1,0 +1,212 @@
+"""What a fit says of itself: the report, its warnings, and several starts."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pymc.exceptions import SamplingError
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.results.importance import Importance
+from pymc_ngvi.results.report import Verdict
+from tests.conftest import fit
+
+
+def regression(seed=1):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=200)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 5)
+        noise = pm.HalfNormal("noise", 2)
+        pm.Normal("y", slope * x, noise, observed=2 * x + rng.normal(size=200))
+    return model
+
+
+def funnel():
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 3)
+        pm.Normal("x", 0, pt.exp(log_scale), shape=5)
+    return model
+
+
+def two_hills(apart=12.0, share=0.3):
+    with pm.Model() as model:
+        pm.Mixture(
+            "x", [share, 1 - share], [pm.Normal.dist(0, 1), pm.Normal.dist(apart, 1)], initval=0.0
+        )
+    return model
+
+
+class TestVerdict:
+    def test_a_good_fit_is_told_as_good_and_warns_of_nothing(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ngvi.UnreliableFit)
+            warnings.simplefilter("error", ngvi.BudgetSpent)
+            report = fit(regression()).report
+        assert report.status == "converged"
+        assert report.evaluations < 500
+        assert report.ess > 500
+        assert not report.verdict.unreliable
+        assert "draws effective: " in str(report)
+        assert report._repr_html_().count("<tr>") == len(str(report).splitlines())
+
+    def test_a_funnel_is_flagged_in_one_line_with_what_to_do(self):
+        with pytest.warns(ngvi.UnreliableFit, match="reparametrise") as caught:
+            report = fit(funnel(), max_evaluations=3000, accuracy=0.2).report
+        message = next(str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
+        assert "\n" not in message
+        assert report.verdict.unreliable
+        assert "unreliable" in str(report)
+
+    def test_mean_field_of_a_correlated_posterior_is_flagged(self):
+        with pm.Model() as model:
+            pm.MvNormal("x", np.zeros(3), cov=0.95 + 0.05 * np.eye(3))
+        with pytest.warns(ngvi.UnreliableFit, match="not close to a Gaussian of this family"):
+            fit(model, family="meanfield")
+
+    def test_a_budget_is_told_with_what_to_do(self):
+        with pytest.warns(ngvi.BudgetSpent, match="raise max_evaluations, or call refine"):
+            report = fit(regression(), accuracy=1e-5, max_evaluations=300).report
+        assert report.status == "max_evaluations"
+        assert report.evaluations <= 300
+
+    def test_khat_is_that_of_the_draws_of_the_fit(self):
+        """Of fresh ones: within what k-hat of other draws varies by."""
+        model = regression()
+        approx = fit(model)
+        target = ngvi.NGVI(model=model, backend="interpreted")._target
+        khats = []
+        for seed in range(10):
+            draws = approx.gaussian.sample(1000, np.random.default_rng(seed))
+            ratios = target.log_density(draws) - approx.gaussian.log_density(draws)
+            khats.append(Importance.from_ratios(ratios).khat)
+        assert abs(approx.report.khat - np.mean(khats)) < 4 * np.std(khats)
+
+    def test_an_exact_fit_is_perfect(self):
+        with pm.Model() as model:
+            pm.Normal("x", 1, 2, shape=3)
+        report = fit(model).report
+        assert report.khat == 0
+        assert report.ess == pytest.approx(report.verdict_draws)
+
+    def test_words(self):
+        assert "good" in str(Verdict(khat=0.2, ess=800, draws=1000))
+        assert "fair" in str(Verdict(khat=0.6, ess=500, draws=1000))
+        assert "unreliable" in str(Verdict(khat=0.8, ess=500, draws=1000))
+        assert "unreliable" in str(Verdict(khat=0.3, ess=20, draws=1000))
+        assert "unreliable" in str(Verdict(khat=np.inf, ess=1000, draws=1000))
+        # Nearly equal ratios have a tail of any shape, and a weight near 1 all the same.
+        tails = Verdict(khat=0.8, ess=995, draws=1000)
+        assert str(tails).endswith("good but for the tails")
+        assert not tails.unreliable
+        assert str(Verdict(khat=0.6, ess=995, draws=1000)).endswith("fair")
+        assert str(Verdict()) == "not judged"
+        assert not Verdict().unreliable
+
+    def test_timings_tell_where_the_time_went(self):
+        report = fit(regression()).report
+        assert report.compile_seconds > 0
+        assert report.fit_seconds > 0
+        assert report.verdict_seconds > 0
+
+
+class TestStarts:
+    def test_the_higher_hill_is_found_from_several_starts(self):
+        model = two_hills()
+        alone = fit(model)
+        assert alone.gaussian.mean[0] == pytest.approx(0, abs=0.1)
+        assert alone.report.optima == 1
+        best = fit(model, start=[{"x": 0.0}, {"x": 12.0}])
+        assert best.gaussian.mean[0] == pytest.approx(12, abs=0.1)
+        assert best.report.optima == 2
+        assert "local optima exist" in str(best.report)
+        elbos = {start.outcome: start.elbo for start in best.report.starts}
+        assert elbos["best"] - elbos["other"] == pytest.approx(np.log(0.7 / 0.3), abs=0.05)
+
+    def test_jittered_starts_of_a_simple_model_come_to_the_same_optimum(self):
+        model = regression()
+        report = fit(model, n_starts=4).report
+        outcomes = [start.outcome for start in report.starts]
+        assert sorted(outcomes) == ["best", "same", "same", "same"]
+        assert "local optima" not in str(report)
+        assert "starts" in str(report)
+
+    def test_a_seed_fixes_the_starts(self):
+        first, second = (fit(regression(), n_starts=3) for _ in range(2))
+        np.testing.assert_array_equal(first.gaussian.mean, second.gaussian.mean)
+
+    def test_an_initial_point_of_no_density_is_left_for_another(self):
+        with pm.Model() as model:
+            x = pm.Normal("x", 0, 1, initval=50.0)
+            pm.Potential("wall", pt.switch(x > 10, -np.inf, 0.0))
+        with pytest.warns(UserWarning, match="starting elsewhere"):
+            approx = fit(model)
+        assert approx.report.status == "converged"
+        assert approx.gaussian.mean[0] == pytest.approx(0, abs=0.05)
+
+    def test_a_given_start_of_no_density_is_an_error(self):
+        with pm.Model() as model:
+            x = pm.Normal("x", 0, 1)
+            pm.Potential("wall", pt.switch(x > 10, -np.inf, 0.0))
+        with pytest.raises(SamplingError, match="wall"):
+            fit(model, start={"x": 50.0})
+
+    def test_a_model_of_no_density_anywhere_is_an_error(self):
+        with pm.Model() as model:
+            x = pm.Normal("x", 0, 1)
+            pm.Potential("nowhere", -np.inf * pt.exp(x))
+        with pytest.raises(SamplingError, match="nowhere"):
+            fit(model)
+
+    def test_an_interrupt_keeps_the_best_of_the_starts_before(self):
+        def interrupt(approx, losses, i):
+            if approx.gaussian.mean[0] < 6:
+                raise KeyboardInterrupt
+
+        starts = [{"x": 12.0}, {"x": 0.0}]
+        approx = fit(two_hills(), start=starts, callbacks=[interrupt])
+        assert approx.report.status == "interrupted"
+        assert approx.gaussian.mean[0] == pytest.approx(12, abs=0.5)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            (dict(n_starts=0), ValueError, "n_starts must be a positive integer"),
+            (dict(n_starts=2, step_size=0.1), ValueError, "several starts belong"),
+            (dict(start=[]), ValueError, "empty list"),
+            (dict(start=[{"slope": 0.0}, {"slop": 1.0}]), ValueError, "did you mean 'slope'"),
+        ],
+    )
+    def test_bad_input(self, options, error, message):
+        with pytest.raises(error, match=message):
+            fit(regression(), **options)
+
+
+def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
+    """At an initial point of no density there is nothing to compare it with."""
+    from pymc_ngvi.model.compilation import HessianFallbackWarning, ModelTarget, compile_target
+
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, initval=50.0)
+        pm.Potential("wall", pt.sqrt(10 - x))
+    target = compile_target(model, backend="interpreted")
+    assert target.hessian_route == "vectorized"
+    calls = []
+    verify = ModelTarget._verify
+
+    def refuse_the_first(self, evaluator, x, data):
+        calls.append(x)
+        if len(calls) == 1:
+            raise ArithmeticError("it contradicts the gradient")
+        return verify(self, evaluator, x, data)
+
+    monkeypatch.setattr(ModelTarget, "_verify", refuse_the_first)
+    with pytest.warns(HessianFallbackWarning, match="contradicts the gradient"):
+        target.check_start(np.zeros(1))
+    assert target.hessian_route == "products"
+    curvature = -1 - 10**-1.5 / 4
+    np.testing.assert_allclose(target.evaluate(np.zeros((1, 1)), "full").hessian, curvature)

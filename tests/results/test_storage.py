@@ -1,0 +1,221 @@
+"""Fits in files: nothing is lost, nothing is executed, nothing is half written."""
+
+import os
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
+from pymc_ngvi.results import storage
+from pymc_ngvi.results.approximation import create_approximation
+from tests.models import MODELS
+
+pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
+
+
+@pytest.fixture(scope="module", params=["fullrank", "meanfield"])
+def fitted(request):
+    model = MODELS["linear_regression"]()
+    with model:
+        return pm.fit(
+            8,
+            method="ngvi",
+            family=request.param,
+            n_samples=10,
+            random_seed=4,
+            backend="interpreted",
+            progressbar=False,
+        )
+
+
+@pytest.fixture
+def saved(fitted, tmp_path):
+    path = tmp_path / "fit.nc"
+    fitted.save(path)
+    return path
+
+
+def test_draws_are_the_same_bits(fitted, saved):
+    loaded = ngvi.load(saved, model=fitted.model)
+    before, after = (approx.sample(100, random_seed=9) for approx in (fitted, loaded))
+    for name in ("posterior", "unconstrained_posterior", "sample_stats", "fit_trace"):
+        for variable in before[name].data_vars:
+            np.testing.assert_array_equal(before[name][variable], after[name][variable], variable)
+    assert dict(before["posterior"].attrs) | {"created_at": ""} == (
+        dict(after["posterior"].attrs) | {"created_at": ""}
+    )
+
+
+def test_everything_else_is_the_same(fitted, saved):
+    with MODELS["linear_regression"]():  # the model of the context, built anew
+        loaded = ngvi.load(str(saved))
+    assert type(loaded) is type(fitted)
+    assert str(loaded.report) == str(fitted.report)
+    assert loaded.report == fitted.report
+    assert loaded.history == fitted.history
+    assert loaded.seed == 4
+    np.testing.assert_array_equal(loaded.hist, fitted.hist)
+    np.testing.assert_array_equal(loaded.mean.eval(), fitted.mean.eval())
+    np.testing.assert_allclose(loaded.gaussian.precision, fitted.gaussian.precision, rtol=1e-12)
+
+
+def test_a_loaded_fit_can_be_saved_and_can_start_another(fitted, saved, tmp_path):
+    loaded = ngvi.load(saved, model=fitted.model)
+    loaded.save(tmp_path / "again.nc")
+    assert (tmp_path / "again.nc").read_bytes() == saved.read_bytes()
+    with fitted.model:
+        again = pm.fit(
+            1,
+            method="ngvi",
+            family=fitted.gaussian.name,
+            step_size=0.1,
+            start=loaded,
+            backend="interpreted",
+            progressbar=False,
+            random_seed=1,
+        )
+    assert loaded.gaussian.kl(again.gaussian) < 1
+
+
+@pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian, CentredDiagonalGaussian])
+def test_approximations_that_were_never_fitted(family, tmp_path):
+    model = MODELS["coords_and_dims"]()
+    covariance = 0.3 * np.eye(9) if family is FullGaussian else np.full(9, 0.3)
+    approx = create_approximation(model, family.from_mean_covariance(np.zeros(9), covariance))
+    approx.seed = np.array([3, 4])
+    approx.save(tmp_path / "q.nc")
+    loaded = ngvi.load(tmp_path / "q.nc", model=model)
+    assert loaded.report is None
+    assert loaded.history == []
+    assert loaded.seed == [3, 4]
+    assert type(loaded.gaussian) is family
+    np.testing.assert_array_equal(loaded.gaussian.variance, approx.gaussian.variance)
+
+
+def test_files_are_plain_netcdf(saved):
+    with xarray.open_dataset(saved) as dataset:
+        assert dataset.attrs["format"] == "pymc_ngvi approximation"
+        assert list(dataset["name"].values[:2]) == ["intercept", "slopes[0]"]
+
+
+# Another model.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lacking": True}, "it lacks sigma_log__"),
+        ({"extra": True}, "it has extra"),
+        ({"shape": 4}, r"its slopes has shape \(4,\), that of the fit \(3,\)"),
+        ({"order": True}, "order sigma_log__, slopes, intercept"),
+        ({"labels": True}, r"its slopes\[x=a\] was slopes\[0\]"),
+    ],
+)
+def test_a_model_that_does_not_match_is_told_how(saved, change, message):
+    def build(lacking=False, extra=False, shape=3, order=False, labels=False):
+        coords = {"x": list("abc")} if labels else {}
+        variables = [
+            lambda: pm.Normal("intercept"),
+            lambda: pm.Normal("slopes", dims="x") if labels else pm.Normal("slopes", shape=shape),
+            lambda: None if lacking else pm.HalfNormal("sigma"),
+        ]
+        with pm.Model(coords=coords) as model:
+            for make in reversed(variables) if order else variables:
+                make()
+            if extra:
+                pm.Normal("extra")
+        return model
+
+    with pytest.raises(ValueError, match=f"another model than this one: .*{message}"):
+        ngvi.load(saved, model=build(**change))
+
+
+# Files that are none.
+
+
+def test_truncated_files_are_refused(fitted, saved):
+    content = saved.read_bytes()
+    for length in (0, 3, 100, len(content) // 2, len(content) - 8):
+        saved.write_bytes(content[:length])
+        with pytest.raises(ngvi.FileFormatError, match=r"cut short|damaged"):
+            ngvi.load(saved, model=fitted.model)
+
+
+def test_every_kind_of_damage_is_noticed(fitted, saved):
+    content = bytearray(saved.read_bytes())
+    rng = np.random.default_rng(0)
+    noticed = 0
+    for position in rng.integers(len(content), size=60):
+        damaged = content.copy()
+        damaged[position] ^= 0x41
+        saved.write_bytes(damaged)
+        try:
+            loaded = ngvi.load(saved, model=fitted.model)
+        except ngvi.FileFormatError:
+            noticed += 1
+        else:  # a byte of padding, between the values
+            np.testing.assert_array_equal(loaded.gaussian.mean, fitted.gaussian.mean)
+    assert noticed > 40
+
+
+def test_foreign_files_are_refused(fitted, tmp_path):
+    path = tmp_path / "other.nc"
+    xarray.Dataset({"x": ("i", [1.0, 2.0])}).to_netcdf(path, engine="scipy")
+    with pytest.raises(ngvi.FileFormatError, match=r"no approximation.*az\.from_netcdf"):
+        ngvi.load(path, model=fitted.model)
+    fitted.sample(5).to_netcdf(str(tmp_path / "draws.nc"))
+    with pytest.raises(ngvi.FileFormatError, match="cannot be read"):
+        ngvi.load(tmp_path / "draws.nc", model=fitted.model)
+    with pytest.raises(FileNotFoundError):
+        ngvi.load(tmp_path / "nowhere.nc", model=fitted.model)
+
+
+def test_a_pickle_is_not_executed(fitted, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    (tmp_path / "trap.nc").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(ngvi.FileFormatError):
+        ngvi.load(tmp_path / "trap.nc", model=fitted.model)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_files_of_a_later_version_are_refused(fitted, saved, monkeypatch):
+    monkeypatch.setattr(storage, "_FORMAT_VERSION", 2)
+    with pytest.raises(ngvi.FileFormatError, match="written by pymc_ngvi"):
+        ngvi.load(saved, model=fitted.model)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_an_interrupted_save_leaves_the_old_file(fitted, saved, monkeypatch, failing):
+    before = saved.read_bytes()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, failing, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fitted.save(saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_the_starts_of_a_fit_are_kept(tmp_path):
+    model = MODELS["conjugate_normal"]()
+    with model:
+        approx = pm.fit(
+            method="ngvi",
+            start=[{"mu": 0.0}, {"mu": 3.0}],
+            random_seed=1,
+            backend="interpreted",
+            progressbar=False,
+        )
+    approx.save(tmp_path / "fit.nc")
+    loaded = ngvi.load(tmp_path / "fit.nc", model=model)
+    assert len(loaded.report.starts) == 2
+    assert str(loaded.report.starts) == str(approx.report.starts)  # NaN is not equal to NaN

@@ -56,7 +56,12 @@ class Estimate:
 
 
 class Estimator(Protocol):
-    """Estimate the mean gradient and Hessian of a target under q from n samples."""
+    """Estimate the mean gradient and Hessian of a target under q from n samples.
+
+    An estimator may say whether it asks the target for Hessians, by an attribute `needs_hessian`.
+    A fit replaces one that says True where the model has none, and compiles no Hessian for one that
+    says False.
+    """
 
     def __call__(
         self, target: Any, q: Gaussian, n_samples: int, rng: np.random.Generator
@@ -108,6 +113,7 @@ class BonnetPrice(_DrawsEstimator):
     """
 
     name: ClassVar[str] = "bonnet-price"
+    needs_hessian: ClassVar[bool] = True
 
     def __init__(self, *, antithetic: bool = True, coupled: bool = False) -> None:
         super().__init__(antithetic=antithetic)
@@ -158,6 +164,7 @@ class Stein(_DrawsEstimator):
     """
 
     name: ClassVar[str] = "stein"
+    needs_hessian: ClassVar[bool] = False
 
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
         draws = q.unwhiten(z)

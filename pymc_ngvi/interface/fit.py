@@ -76,6 +76,7 @@ class Fit:
         self.approx = approx
         self.target = target
         self.options = options
+        self.parts = options.parts
         self.starts = starts
         self.rng = rng
         self.score = score
@@ -100,8 +101,10 @@ class Fit:
         target.begin(self.rng, controlled=self.options.controlled)
         first, *rest = self.starts
         point = first.point_or(target.initial_point)
-        if not isinstance(self.options.estimator, Stein) and target.hessian_route == "none":
-            self.options = dataclasses.replace(self.options, estimator=Stein())
+        self._gradients_only = self.parts.needs_hessian is False or target.hessian_route == "none"
+        if self._gradients_only and self.parts.needs_hessian:
+            stein = Stein(antithetic=getattr(self.parts.estimator, "antithetic", True))
+            self.parts = dataclasses.replace(self.parts, estimator=stein)
         try:
             target.check_start(point)
         except SamplingError:
@@ -123,18 +126,18 @@ class Fit:
 
     def _state(self, start: Start, point: Array) -> State:
         """State to start from at a point that was found finite."""
-        options, member = self.options, start.gaussian
+        parts, member = self.parts, start.gaussian
         if member is None:
-            curvature = options.family.curvature
-            if isinstance(options.estimator, Stein):
+            curvature = parts.family.curvature
+            if self._gradients_only:
                 hessian = self.target.difference_hessian(point)
                 hessian = hessian if curvature == "full" else hessian.diagonal().copy()
             else:
                 evaluation = self.target.evaluate(point[np.newaxis], curvature)
                 assert evaluation.hessian is not None
                 hessian = evaluation.hessian[0]
-            member = options.family.from_curvature(point, hessian, deviations=start.deviations)
-        return State(options.projection(member))
+            member = parts.family.from_curvature(point, hessian, deviations=start.deviations)
+        return State(parts.projection(member))
 
     def _others(self, n: int) -> list[State]:
         """At most n states to start from elsewhere, where the log density is finite."""
@@ -188,16 +191,16 @@ class Fit:
         options = self.options
         return Engine(
             self.target,
-            estimator=options.estimator,
-            guard=options.guard,
-            projection=options.projection,
+            estimator=self.parts.estimator,
+            guard=self.parts.guard,
+            projection=self.parts.projection,
             accuracy=options.accuracy,
             max_evaluations=options.max_evaluations,
             rng=self.rng,
         )
 
     def _schedule(self, n: int) -> Iterations:
-        options, estimator = self.options, self.options.estimator
+        options, estimator = self.options, self.parts.estimator
         n_samples = 10 if options.n_samples is None else options.n_samples
         if self.target.reads_batches:
             # Once an iteration reads as much as all the data, there is nothing more to read.
@@ -210,8 +213,8 @@ class Fit:
             step_size=schedules.decreasing() if options.step_size is None else options.step_size,
             n_samples=n_samples,
             estimator=estimator,
-            guard=options.guard,
-            projection=options.projection,
+            guard=self.parts.guard,
+            projection=self.parts.projection,
             averaging=options.averaging,
             rng=self.rng,
         )
@@ -277,7 +280,7 @@ class Fit:
             self.history,
             result,
             verdict=verdict,
-            estimator=getattr(self.options.estimator, "name", repr(self.options.estimator)),
+            estimator=getattr(self.parts.estimator, "name", repr(self.parts.estimator)),
             compile_seconds=self.compile_seconds,
             fit_seconds=self.fit_seconds,
             verdict_seconds=self.verdict_seconds,

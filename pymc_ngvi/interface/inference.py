@@ -16,7 +16,6 @@ from pymc.variational.inference import Inference
 
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import State
-from pymc_ngvi.core.estimators import Stein
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
 from pymc_ngvi.interface.options import Options, split_keywords
 from pymc_ngvi.interface.progress import ProgressBar
@@ -85,7 +84,7 @@ class NGVI(Inference):
     def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
         """The approximation, updated by `fit`."""
         first = self._starts[0]
-        start = first.gaussian or self.options.family.from_curvature(
+        start = first.gaussian or self.options.parts.family.from_curvature(
             first.point_or(self._target.initial_point),
             None,
             deviations=first.deviations,
@@ -210,12 +209,11 @@ class NGVI(Inference):
 
     def _build_target(self) -> ModelTarget:
         backend, compile_kwargs = self._compilation
-        gradients_only = isinstance(self.options.estimator, Stein)
         return compile_target(
             self.model,
             backend=backend,
             compile_kwargs=compile_kwargs,
-            curvature="none" if gradients_only else self.options.family.curvature,
+            curvature=self.options.parts.curvature,
             loader=self._loader,
         )
 

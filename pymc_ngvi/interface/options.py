@@ -1,16 +1,17 @@
-"""The keywords of a fit: what they are, what they may be, and what is said of any other."""
+"""The options of a fit, and the parts of the algorithm that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
-from pymc_ngvi.arguments import check_count, did_you_mean
+from pymc_ngvi.arguments import check_choice, check_count, did_you_mean
 from pymc_ngvi.core.estimators import BonnetPrice, Estimator, Stein
-from pymc_ngvi.core.families import get_family
-from pymc_ngvi.core.guards import get_guard
-from pymc_ngvi.core.projections import Identity, check_projection
+from pymc_ngvi.core.families import Gaussian, get_family
+from pymc_ngvi.core.guards import Guard, get_guard
+from pymc_ngvi.core.projections import Identity, Projection, check_projection
 from pymc_ngvi.core.schedules import as_schedule, check_sample_size, check_step_size
 from pymc_ngvi.errors import warn
 
@@ -36,8 +37,38 @@ _ESTIMATORS = {kind.name: kind for kind in (BonnetPrice, Stein)}
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The parts of the algorithm that a fit is made of.
+
+    Attributes
+    ----------
+    family : type
+    estimator : Estimator
+        With a method `at` where the automatic engine runs.
+    guard : callable
+        With ``guard="none"`` it follows from the projection, which may take over the guard's work.
+    projection : callable
+    """
+
+    family: type[Gaussian]
+    estimator: Any
+    guard: Guard
+    projection: Projection
+
+    @property
+    def needs_hessian(self) -> bool | None:
+        """Whether the estimator asks for Hessians; None for one that does not say."""
+        return getattr(self.estimator, "needs_hessian", None)
+
+    @property
+    def curvature(self) -> str:
+        """The curvature that the target is compiled for."""
+        return "none" if self.needs_hessian is False else self.family.curvature
+
+
+@dataclass(frozen=True)
 class Options:
-    """How to fit.
+    """How to fit, as the user said it; `parts` is what follows from it.
 
     Parameters
     ----------
@@ -51,8 +82,8 @@ class Options:
     projection : callable, optional
         See :mod:`pymc_ngvi.core.projections`.
     step_size, n_samples : number or callable, optional
-        Naming either runs Algorithm 1 of the paper as given; the other then is
-        ``schedules.decreasing()``, or 10. Naming neither runs the automatic engine.
+        If either is given, Algorithm 1 of the paper runs as given; the other one is then
+        ``schedules.decreasing()``, or 10. If neither is given, the automatic engine runs.
     averaging : bool
         Return the average of the natural parameters (with a schedule only).
     control_variates : bool, optional
@@ -76,11 +107,10 @@ class Options:
     random_seed : int, sequence of int, numpy.random.Generator or None
     """
 
-    # Words are replaced by what they stand for, which is what these hold afterwards.
-    family: Any = "fullrank"
-    estimator: Any = "bonnet-price"
-    guard: Any = "lin"
-    projection: Any = None
+    family: str | type[Gaussian] = "fullrank"
+    estimator: str | Estimator = "bonnet-price"
+    guard: str | Guard = "lin"
+    projection: Projection | None = None
     step_size: float | Callable[[int], float] | None = None
     n_samples: int | Callable[[int], int] | None = None
     averaging: bool = False
@@ -93,11 +123,7 @@ class Options:
     random_seed: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "family", get_family(self.family))
-        object.__setattr__(self, "estimator", _as_estimator(self.estimator))
-        object.__setattr__(self, "projection", self.projection or Identity())
-        check_projection(self.projection, self.family)
-        object.__setattr__(self, "guard", get_guard(self.guard, self.projection))
+        check_projection(self.parts.projection, self.parts.family)
         if self.step_size is not None:
             check_step_size(as_schedule(self.step_size, "step_size")(0), 0)
         if self.n_samples is not None:
@@ -109,19 +135,30 @@ class Options:
         several = self.n_starts > 1 or isinstance(self.start, list | tuple)
         if several and not self.automatic:
             raise ValueError(
-                "several starts belong to the automatic engine: name neither step_size nor "
+                "several starts belong to the automatic engine: give neither step_size nor "
                 "n_samples, or give one start"
             )
-        if self.automatic and not hasattr(self.estimator, "at"):
+        if self.automatic and not hasattr(self.parts.estimator, "at"):
             raise ValueError(
                 f"estimator {self.estimator!r} cannot evaluate given draws (it has no `at`), which "
-                "the automatic engine needs: name a step_size or n_samples"
+                "the automatic engine needs: give a step_size or n_samples"
             )
         if self.averaging and self.automatic:
             raise ValueError(
-                "averaging belongs to Algorithm 1: name a step_size or n_samples as well. The "
+                "averaging belongs to Algorithm 1: give a step_size or n_samples as well. The "
                 "automatic engine averages by itself."
             )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The family, estimator, guard and projection that the words stand for."""
+        projection = Identity() if self.projection is None else self.projection
+        return Parts(
+            family=get_family(self.family),
+            estimator=_get_estimator(self.estimator),
+            guard=get_guard(self.guard, projection),
+            projection=projection,
+        )
 
     @property
     def controlled(self) -> bool:
@@ -130,7 +167,7 @@ class Options:
 
     @property
     def automatic(self) -> bool:
-        """Whether no schedule was named."""
+        """Whether the automatic engine runs: no schedule was given."""
         return self.step_size is None and self.n_samples is None
 
 
@@ -139,8 +176,8 @@ def split_keywords(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Part keywords into those of :class:`Options` and `others`.
 
-    Raises `TypeError` for an unknown one, with the nearest that exists, and warns of those that
-    only PyMC's other methods know.
+    Raises `TypeError` for an unknown keyword, with the nearest that exists, and warns of keywords
+    that only PyMC's other methods know.
     """
     known = {field.name for field in fields(Options)}
     ignored = sorted(IGNORED.intersection(given))
@@ -157,11 +194,10 @@ def split_keywords(
     )
 
 
-def _as_estimator(estimator: Any) -> Estimator:
+def _get_estimator(estimator: Any) -> Any:
+    """Estimator by name, or the estimator itself."""
     if callable(estimator) and not isinstance(estimator, type):
-        return estimator  # type: ignore[no-any-return]
-    if isinstance(estimator, str) and estimator.lower() in _ESTIMATORS:
-        return _ESTIMATORS[estimator.lower()]()
-    hint = did_you_mean(str(estimator).lower(), _ESTIMATORS)
-    names = ", ".join(map(repr, _ESTIMATORS))
-    raise ValueError(f"estimator {estimator!r} is none of {names}{hint}")
+        return estimator
+    word = estimator.lower() if isinstance(estimator, str) else estimator
+    check_choice("estimator", word, list(_ESTIMATORS))
+    return _ESTIMATORS[word]()

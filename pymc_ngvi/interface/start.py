@@ -52,7 +52,7 @@ def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[
         raise ValueError("start: an empty list has no place to start from")
     sigma = options.start_sigma
     deviations = None if sigma is None else starting_deviations(sigma, layout)
-    return [_resolve(start, deviations, options.family, model, layout) for start in starts]
+    return [_resolve(start, deviations, options.parts.family, model, layout) for start in starts]
 
 
 def other_points(

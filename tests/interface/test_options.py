@@ -1,0 +1,123 @@
+"""The options of a fit: what was given is kept apart from what follows from it."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.errors import DomainError
+from pymc_ngvi.model.compilation import HessianFallbackWarning, HessianUnavailableError
+from tests.conftest import fit
+
+# Fits of a few iterations: what is tested is not how good they are.
+pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.errors.UnreliableFit")
+
+
+class TestGuardAndProjection:
+    """Without a guard, a projection with an upper bound clips: the projection of this very fit."""
+
+    NARROW, WIDE = ngvi.EigenvalueBounds(0.5, 2.0), ngvi.EigenvalueBounds(0.1, 10.0)
+
+    @staticmethod
+    def inference(projection):
+        """One step of size 1, whose plain update has a negative precision."""
+        with pm.Model() as model:
+            x = pm.Flat("x")
+            pm.Potential("valley", 0.1 * x**2 - 0.001 * x**4)
+        return ngvi.NGVI(
+            model=model,
+            guard="none",
+            projection=projection,
+            step_size=1.0,
+            n_samples=2,
+            random_seed=1,
+            backend="interpreted",
+        )
+
+    @pytest.mark.parametrize("before", [None, NARROW])
+    def test_a_projection_of_one_fit_is_what_clips_in_it(self, before):
+        approx = self.inference(before).fit(1, projection=self.WIDE, progressbar=False)
+        np.testing.assert_allclose(approx.gaussian.variance, 10.0)
+
+    def test_no_projection_in_one_fit_means_no_clipping_in_it(self):
+        with pytest.raises(DomainError, match="lost positive definiteness"):
+            self.inference(self.NARROW).fit(1, projection=None, progressbar=False)
+
+    def test_the_next_fit_has_the_projection_of_the_constructor_again(self):
+        inference = self.inference(self.NARROW)
+        inference.fit(1, projection=self.WIDE, progressbar=False)
+        approx = inference.fit(1, progressbar=False)
+        np.testing.assert_allclose(approx.gaussian.variance, 2.0)
+
+
+class Square(Op):
+    """x**2 with a gradient, which has none itself."""
+
+    __props__ = ("slope",)
+
+    def __init__(self, *, slope: bool = False) -> None:
+        self.slope = slope
+
+    def make_node(self, x):
+        x = pt.as_tensor(x)
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = 2 * inputs[0] if self.slope else inputs[0] ** 2
+
+    def pullback(self, inputs, outputs, cotangents):
+        if self.slope:
+            raise NotImplementedError("no second derivative")
+        return [cotangents[0] * Square(slope=True)(inputs[0])]
+
+    L_op = pullback
+
+
+class Own:
+    """An estimator of one's own around another, with a count of its calls."""
+
+    name = "own"
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.calls = 0
+
+    def __call__(self, target, q, n_samples, rng):
+        self.calls += 1
+        return self.inner(target, q, n_samples, rng)
+
+
+class TestMissingHessians:
+    """An estimator that needs Hessians is replaced where there are none; no other one is."""
+
+    @staticmethod
+    def fit(estimator):
+        with pm.Model() as model:
+            x = pm.Normal("x", shape=2)
+            pm.Potential("squares", -Square()(x - 1.0).sum())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HessianFallbackWarning)
+            return fit(model, n=2, estimator=estimator, step_size=0.5, n_samples=6)
+
+    @pytest.mark.parametrize("antithetic", [True, False])
+    def test_stein_takes_over_the_draws(self, antithetic):
+        replaced = self.fit(ngvi.BonnetPrice(antithetic=antithetic))
+        asked_for = self.fit(ngvi.Stein(antithetic=antithetic))
+        assert replaced.report.estimator == "stein"
+        np.testing.assert_array_equal(replaced.gaussian.mean, asked_for.gaussian.mean)
+
+    def test_an_estimator_from_gradients_is_kept(self):
+        estimator = Own(ngvi.Stein())
+        assert self.fit(estimator).report.estimator == "own"
+        assert estimator.calls == 2
+
+    def test_an_estimator_that_asks_for_hessians_without_saying_so_fails(self):
+        with pytest.raises(HessianUnavailableError, match="no second derivatives"):
+            self.fit(Own(ngvi.BonnetPrice()))

@@ -37,7 +37,7 @@ import pymc_ngvi as ngvi
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.model.compilation import compile_target
-from pymc_ngvi.results.report import fresh_log_ratios
+from pymc_ngvi.results.verdict import fresh_log_ratios
 
 RESULTS = Path(__file__).parent / "results"
 LINE = f"pymc{pm.__version__.split('.')[0]}"

@@ -18,6 +18,7 @@ from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
 from pymc_ngvi.interface.options import Options, split_keywords
+from pymc_ngvi.interface.prepare import prepare
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.start import Start, resolve_starts
 from pymc_ngvi.model.compilation import ModelTarget, compile_target
@@ -158,20 +159,10 @@ class NGVI(Inference):
             self._target = self._build_target()
         elif not self._target.current:
             self._target = self._build_target()  # pm.set_data replaced what batches are taken from
-        fit = Fit(
-            self.approx,
-            self._target,
-            chosen,
-            starts,
-            rng,
-            score=score is not False,
-            callbacks=callbacks or [],
-            seconds=self._building_seconds,
-        )
-        fit.compile()
-        self._fit = fit
+        prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
+        self._fit = Fit(prepared, self.approx, score=score is not False, callbacks=callbacks or [])
         try:
-            fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+            self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
         finally:
             self.hist = self.approx.hist
         for group in self.approx.groups:

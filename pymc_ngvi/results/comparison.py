@@ -24,7 +24,7 @@ from pymc_ngvi._compat import (
 from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.errors import warn
 from pymc_ngvi.results.approximation import GaussianApproximation
-from pymc_ngvi.results.report import FULL_EFFICIENCY
+from pymc_ngvi.results.verdict import FULL_EFFICIENCY
 
 #: Draws of an approximation by which it is compared.
 DRAWS = 2000

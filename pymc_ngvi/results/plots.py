@@ -17,7 +17,7 @@ from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.results.approximation import GaussianApproximation
 from pymc_ngvi.results.inferencedata import trace_dataset
-from pymc_ngvi.results.report import GOOD_KHAT, UNRELIABLE_KHAT
+from pymc_ngvi.results.verdict import GOOD_KHAT, UNRELIABLE_KHAT
 
 #: Draws made of an approximation for a picture.
 _DRAWS = 2000

@@ -4,75 +4,15 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pymc_ngvi.core.algorithm import Info, Result
-from pymc_ngvi.core.families import Gaussian, standard_normal
+from pymc_ngvi.core.algorithm import Info, Result, Status
 from pymc_ngvi.engine.search import Attempt
-
-#: Fresh draws by which a fit is judged.
-VERDICT_DRAWS = 1000
-#: Above this k-hat neither the Gaussian nor weights on its draws can be trusted.
-UNRELIABLE_KHAT = 0.7
-#: Below this one the Gaussian is close.
-GOOD_KHAT = 0.5
-#: Nor can they where fewer of the draws than this share are effective, whatever k-hat.
-LEAST_EFFICIENCY = 0.2
-#: Where more than this share are, the ratios are all but equal.
-FULL_EFFICIENCY = 0.95
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How good a fit is, judged on fresh draws from it.
-
-    Attributes
-    ----------
-    elbo, elbo_se : float
-        Mean of log p - log q, and its standard error.
-    khat : float
-        Pareto shape of the importance ratios p/q; NaN where they cannot be had.
-    ess : float
-        Effective sample size of the weights.
-    draws : int
-        Draws it was judged on.
-    """
-
-    elbo: float = np.nan
-    elbo_se: float = np.nan
-    khat: float = np.nan
-    ess: float = np.nan
-    draws: int = 0
-
-    @property
-    def unreliable(self) -> bool:
-        """Whether the ratios say that the Gaussian misses part of the posterior."""
-        if self.only_tails:
-            return False
-        return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
-
-    @property
-    def only_tails(self) -> bool:
-        """Whether a large k-hat is about tails that hold hardly any of the posterior.
-
-        k-hat knows nothing of scale: the ratios of a fit that is all but exact may have a tail of
-        any shape.
-        """
-        many = self.ess > FULL_EFFICIENCY * self.draws
-        return many and UNRELIABLE_KHAT < self.khat < np.inf
-
-    def __str__(self) -> str:
-        if np.isnan(self.khat):
-            return "not judged"
-        word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
-        if self.only_tails:
-            word = "good but for the tails"
-        return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
+from pymc_ngvi.model.target import Reading
+from pymc_ngvi.results.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -81,13 +21,16 @@ class Report:
 
     Attributes
     ----------
-    status : str
-        "converged", or why it stopped: "max_iterations", "max_evaluations", "stalled" (no step
-        helps), "stopped_by_callback", "interrupted", "failed"; "refined" after `refine`.
+    status : Status
+        "converged", or why the fit stopped: "max_iterations", "max_evaluations", "stalled" (no step
+        improves the ELBO), "stopped_by_callback", "interrupted", "failed"; "refined" after
+        `refine`.
     family, estimator : str
+        Names of the family and of the estimator.
     dim : int
         Number of unconstrained parameters.
     iterations : int
+        Number of iterations, refinements included.
     evaluations : int
         Evaluations of the log density with its derivatives.
     elbo, elbo_se : float
@@ -95,10 +38,13 @@ class Report:
         better. After an interrupt or a failure, those of the last iteration.
     khat : float
         Pareto shape of the importance ratios of these draws. Below 0.5 the Gaussian is close to the
-        posterior; up to 0.7 weighing its draws corrects it; above, do not trust it. NaN where the
-        fit was not judged: after an interrupt or a failure, and with minibatches.
+        posterior; up to 0.7 weighing its draws corrects it; above 0.7, do not trust it. NaN where
+        the fit was not judged: after an interrupt or a failure, and for a model that reads batches
+        which leave too much noise in the log density.
     ess : float
-        Effective sample size of the weights, of `verdict_draws`.
+        Effective sample size of the weights of these draws.
+    verdict_draws : int
+        Number of these draws; 0 where the fit was not judged.
     max_step_kl : float
         Largest KL divergence of a step, in nats.
     guard_activations : int
@@ -106,20 +52,20 @@ class Report:
     retreats : int
         Times a step was halved because the log density was not finite where it led.
     compile_seconds, fit_seconds, verdict_seconds : float
-        Time until the first iteration could start, of the iterations, refinements included, and of
-        judging the result.
+        Time until the first iteration could start, time of the iterations, and time spent on
+        judging the result; refinements included.
     starts : tuple of Attempt
-        What became of each start, where several were tried.
+        What became of each start of the automatic engine.
     n_rows, batch_size : int
         Rows of the data, and of a batch, of a model that reads batches; otherwise 0.
     passes, verdict_passes : float
-        Rows read by the fit, those of anchors included, and by judging it, both in passes over the
-        data.
+        Rows read by the fit, those of anchors included, and by its last verdict, both as multiples
+        of all rows.
     anchors : int
-        Anchors of the control variates placed by the fit, each of which takes one pass.
+        Anchors of the control variates placed by the fit; each reads all rows once.
     """
 
-    status: str
+    status: Status
     family: str
     estimator: str
     dim: int
@@ -154,10 +100,25 @@ class Report:
         compile_seconds: float,
         fit_seconds: float,
         verdict_seconds: float,
-        starts: Sequence[Attempt] = (),
-        **data: Any,
+        starts: Sequence[Attempt],
+        fitting: Reading,
+        judging: Reading,
     ) -> Report:
-        """Summarise a fit: all its iterations, and the result of its last run."""
+        """Summarise a fit.
+
+        Parameters
+        ----------
+        history : sequence of Info
+            All its iterations, those of earlier runs included.
+        result : Result
+            Outcome of its last run.
+        verdict : Verdict
+        estimator : str
+        compile_seconds, fit_seconds, verdict_seconds : float
+        starts : sequence of Attempt
+        fitting, judging : Reading
+            What the iterations, and what the verdict, have read of the data.
+        """
         elbo, elbo_se = verdict.elbo, verdict.elbo_se
         if history and not verdict.draws:
             elbo, elbo_se = history[-1].elbo, history[-1].elbo_se
@@ -180,17 +141,21 @@ class Report:
             fit_seconds=fit_seconds,
             verdict_seconds=verdict_seconds,
             starts=tuple(starts),
-            **data,
+            n_rows=fitting.n_rows,
+            batch_size=fitting.batch_size,
+            passes=fitting.rows / max(fitting.n_rows, 1),
+            verdict_passes=judging.rows / max(judging.n_rows, 1),
+            anchors=fitting.anchors,
         )
 
     @property
     def verdict(self) -> Verdict:
-        """What the fresh draws say of the fit."""
+        """How good the fit is, judged on fresh draws."""
         return Verdict(self.elbo, self.elbo_se, self.khat, self.ess, self.verdict_draws)
 
     @property
     def optima(self) -> int:
-        """How many different optima the starts came to, of those fitted to the end."""
+        """Number of different optima among the starts that were fitted to the end."""
         return sum(start.outcome in ("best", "other") for start in self.starts)
 
     def _starts(self) -> str:
@@ -200,14 +165,6 @@ class Report:
         local = "; local optima exist" if self.optima > 1 else ""
         return ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) + spread + local
 
-    def _rows(self) -> list[tuple[str, str]]:
-        *rows, times = self._plain_rows()
-        if self.n_rows:
-            rows.append(("data", self._data()))
-        if len(self.starts) > 1:
-            rows.append(("starts", self._starts()))
-        return [*rows, times]
-
     def _data(self) -> str:
         return (
             f"{self.passes:.2f} passes over {self.n_rows:,} rows in batches of "
@@ -215,21 +172,27 @@ class Report:
             f"{self.verdict_passes:.2f} for the verdict"
         )
 
-    def _plain_rows(self) -> list[tuple[str, str]]:
-        return [
-            ("status", self.status),
+    def _times(self) -> str:
+        return (
+            f"compile {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s, "
+            f"verdict {self.verdict_seconds:.2f} s"
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("status", str(self.status)),
             ("approximation", f"{self.family}, {self.dim} parameters, {self.estimator}"),
             ("ELBO", f"{self.elbo:.3f} (s.e. {self.elbo_se:.2g})"),
             ("k-hat", str(self.verdict)),
             ("iterations", f"{self.iterations}, {self.evaluations} evaluations"),
             ("largest step", f"{self.max_step_kl:.3g} nats"),
             ("guard", f"acted {self.guard_activations} times, {self.retreats} retreats"),
-            (
-                "time",
-                f"compile {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s, "
-                f"verdict {self.verdict_seconds:.2f} s",
-            ),
         ]
+        if self.n_rows:
+            rows.append(("data", self._data()))
+        if len(self.starts) > 1:
+            rows.append(("starts", self._starts()))
+        return [*rows, ("time", self._times())]
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -243,14 +206,3 @@ class Report:
             for name, value in self._rows()
         )
         return f"<table>{''.join(cells)}</table>"
-
-
-def fresh_log_ratios(
-    log_density: Callable[[Any], Any],
-    q: Gaussian,
-    rng: np.random.Generator,
-    n: int = VERDICT_DRAWS,
-) -> NDArray[np.float64]:
-    """Log p - log q (n,) at fresh antithetic draws from q."""
-    z = standard_normal(n, q.dim, rng, antithetic=True)
-    return np.asarray(log_density(q.unwhiten(z)) - q.log_density_whitened(z))

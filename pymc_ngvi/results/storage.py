@@ -22,7 +22,7 @@ import xarray
 from numpy.typing import NDArray
 
 from pymc_ngvi._version import __version__
-from pymc_ngvi.core.algorithm import Info
+from pymc_ngvi.core.algorithm import Info, Status
 from pymc_ngvi.core.families import FullGaussian, Gaussian, get_family
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.errors import FileFormatError
@@ -231,7 +231,7 @@ def _report(values: Mapping[str, Any] | None) -> Report | None:
     if values is None:
         return None
     starts = tuple(Attempt(**attempt) for attempt in values["starts"])
-    return Report(**{**values, "starts": starts})
+    return Report(**{**values, "status": Status(values["status"]), "starts": starts})
 
 
 def _checksum(dataset: xarray.Dataset) -> str:

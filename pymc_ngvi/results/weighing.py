@@ -15,7 +15,7 @@ from pymc_ngvi.errors import UnreliableFit, first_line, warn
 from pymc_ngvi.model.densities import Values
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.importance import Importance
-from pymc_ngvi.results.report import Verdict
+from pymc_ngvi.results.verdict import Verdict
 
 IMPORTANCE = ("psis", "resample")
 

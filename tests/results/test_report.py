@@ -12,7 +12,7 @@ from pymc.exceptions import SamplingError
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.results.importance import Importance
-from pymc_ngvi.results.report import Verdict
+from pymc_ngvi.results.verdict import Verdict
 from tests.conftest import fit
 
 

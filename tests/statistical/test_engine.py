@@ -12,7 +12,7 @@ import pytest
 from pymc_ngvi.core.algorithm import State, drive
 from pymc_ngvi.core.estimators import Stein
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
-from pymc_ngvi.results.report import fresh_log_ratios
+from pymc_ngvi.results.verdict import fresh_log_ratios
 from tests.targets import LogisticTarget, PoissonTarget, engine
 
 pytestmark = pytest.mark.slow

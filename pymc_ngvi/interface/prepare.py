@@ -1,0 +1,178 @@
+"""Before the first iteration: compile the target, check the starts, choose where to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pymc.exceptions import SamplingError
+
+from pymc_ngvi.core.algorithm import State
+from pymc_ngvi.core.estimators import Stein
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.errors import warn
+from pymc_ngvi.interface.options import Options, Parts
+from pymc_ngvi.interface.start import Start, other_points
+from pymc_ngvi.model.compilation import ModelTarget
+
+# Points tried for each start that is asked for, in search of a finite log density.
+_TRIES_PER_START = 20
+
+
+@dataclass(frozen=True)
+class StateMaker:
+    """Makes states to start from.
+
+    Attributes
+    ----------
+    target : ModelTarget
+    parts : Parts
+    has_hessians : bool
+        Whether the target evaluates Hessians in this fit.
+    first : Start
+        The start around which others are looked for.
+    rng : numpy.random.Generator
+    """
+
+    target: ModelTarget
+    parts: Parts
+    has_hessians: bool
+    first: Start
+    rng: np.random.Generator
+
+    def at(self, start: Start, *, explain: bool = True) -> State:
+        """Return the state at a start.
+
+        Its Gaussian is the one given, or has the curvature of the log density at the point.
+
+        Raises
+        ------
+        pymc.exceptions.SamplingError
+            Where the log density or its gradient is not finite there; with its terms, if `explain`.
+        """
+        point = start.point_or(self.target.initial_point)
+        self.target.check_start(point, explain=explain)
+        member = start.gaussian
+        if member is None:
+            member = self.parts.family.from_curvature(
+                point, self._hessian(point), deviations=start.deviations
+            )
+        return State(self.parts.projection(member))
+
+    def elsewhere(self, n: int) -> list[State]:
+        """Return at most n states at other points, where the log density is finite.
+
+        The points are drawn from the prior, or around the first start.
+        """
+        around = self.first.point_or(self.target.initial_point)
+        points = other_points(self.target.model, self.target.layout, around, self.rng)
+        found: list[State] = []
+        for point in itertools.islice(points, max(0, _TRIES_PER_START * n)):
+            if len(found) == n:
+                break
+            start = dataclasses.replace(self.first, gaussian=None, point=point)
+            try:
+                found.append(self.at(start, explain=False))
+            except SamplingError:
+                continue
+        return found
+
+    def _hessian(self, point: Array) -> Array:
+        """Hessian at a point, or its diagonal, as the family takes it."""
+        curvature = self.parts.family.curvature
+        if self.has_hessians:
+            evaluation = self.target.evaluate(point[np.newaxis], curvature)
+            assert evaluation.hessian is not None
+            return evaluation.hessian[0]
+        hessian = self.target.difference_hessian(point)
+        return hessian if curvature == "full" else hessian.diagonal().copy()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A fit that is ready to run.
+
+    Attributes
+    ----------
+    target : ModelTarget
+    options : Options
+    parts : Parts
+        Those of the options; the estimator may be another one, as the model has no Hessians.
+    states : list of State
+        Where to start; the first is tried first.
+    maker : StateMaker
+        Makes further states, should these not do.
+    rng : numpy.random.Generator
+    seconds : float
+        Time until the first iteration could start.
+    """
+
+    target: ModelTarget
+    options: Options
+    parts: Parts
+    states: list[State]
+    maker: StateMaker
+    rng: np.random.Generator
+    seconds: float
+
+
+def prepare(
+    target: ModelTarget,
+    options: Options,
+    starts: Sequence[Start],
+    rng: np.random.Generator,
+    *,
+    seconds: float = 0.0,
+) -> Prepared:
+    """Compile the target, check the starts, and make the states to start from.
+
+    Parameters
+    ----------
+    target : ModelTarget
+    options : Options
+    starts : sequence of Start
+        Those given, or one that leaves the point to PyMC.
+    rng : numpy.random.Generator
+    seconds : float
+        Time that was spent before.
+
+    Raises
+    ------
+    pymc.exceptions.SamplingError
+        Where the log density is not finite at a start.
+    """
+    begin = time.perf_counter()
+    if options.control_variates and not target.reads_batches:
+        raise ValueError(
+            "control_variates=True is for models that read batches of their data, by "
+            "pm.Minibatch or from a loader: this model does not"
+        )
+    target.begin(rng, controlled=options.controlled)
+    parts = options.parts
+    has_hessians = parts.needs_hessian is not False and target.hessian_route != "none"
+    if parts.needs_hessian and not has_hessians:
+        stein = Stein(antithetic=getattr(parts.estimator, "antithetic", True))
+        parts = dataclasses.replace(parts, estimator=stein)
+    maker = StateMaker(target, parts, has_hessians, starts[0], rng)
+    states = _first_states(maker, options)
+    states += [maker.at(start) for start in starts[1:]]
+    states += maker.elsewhere(options.n_starts - len(states))
+    seconds += time.perf_counter() - begin
+    return Prepared(target, options, parts, states, maker, rng, seconds)
+
+
+def _first_states(maker: StateMaker, options: Options) -> list[State]:
+    """Return the state at the first start, or one elsewhere if PyMC's own point is no start."""
+    try:
+        return [maker.at(maker.first)]
+    except SamplingError:
+        given = maker.first.gaussian is not None or maker.first.point is not None
+        others = [] if given or not options.automatic else maker.elsewhere(1)
+        if not others:
+            raise
+        warn("ngvi: the log density is not finite at PyMC's initial point; starting elsewhere")
+        return others

@@ -91,27 +91,17 @@ class Fit:
 
     def _complete(self, iterations: Iterations, progress: ProgressBar) -> Status:
         """Run the iterations, judge the member they came to, and report; return the status."""
-        result: Result | None = None
+        target, callbacks = self.prepared.target, [self._record, progress.update, self._call_back]
         try:
             with self._timed("fit"), progress:
-                callbacks = [self._record, progress.update, self._call_back]
-                result = algorithm.drive(iterations, self.state, callbacks, self.prepared.target)
-        except Exception as error:
-            result = getattr(error, "result", result)
+                result = algorithm.drive(iterations, self.state, callbacks, target)
+        except BaseException as error:
+            self._conclude(getattr(error, "result", Result(self.state, [], Status.FAILED)))
             error.approximation = self.approx  # type: ignore[attr-defined]
             if isinstance(error, NonFiniteError):
-                where = self.prepared.target.describe(error.draws[0])
-                error.args = (f"{error}\n\n{where}",)
+                error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
             raise
-        finally:
-            if result is None:
-                result = Result(self.state, [], Status.FAILED)
-            result = self._keep(result)
-            before = self.prepared.target.reading
-            with self._timed("verdict"):
-                verdict = self._judge(result)
-            self.approx.report = self._report(result, verdict, before)
-        _warn_of_verdict(verdict)
+        _warn_of_verdict(self._conclude(result))
         return result.status
 
     def _record(self, state: State, info: Info) -> None:
@@ -128,6 +118,15 @@ class Fit:
 
     def _losses(self) -> np.ndarray:
         return np.array([-info.elbo for info in self.history])
+
+    def _conclude(self, result: Result) -> Verdict:
+        """Keep the result, judge it, and report."""
+        result = self._keep(result)
+        before = self.prepared.target.reading
+        with self._timed("verdict"):
+            verdict = self._judge(result)
+        self.approx.report = self._report(result, verdict, before)
+        return verdict
 
     def _keep(self, result: Result) -> Result:
         """Write the result to the approximation; return it with the state that is kept."""

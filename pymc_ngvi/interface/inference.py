@@ -1,4 +1,4 @@
-"""NGVI as a PyMC inference method."""
+"""NGVI as a PyMC inference method: construct it from options, `fit`, and `refine`."""
 
 from __future__ import annotations
 
@@ -34,30 +34,28 @@ from pymc_ngvi.results.weighing import check_importance
 class NGVI(Inference):
     """Natural-gradient variational inference with a Gaussian family.
 
-    Usually reached through ``pm.fit(method="ngvi")``; an instance serves as
-    ``pm.fit(method=NGVI(...))`` too, and is needed to track parameters or to `refine`.
+    ``pm.fit(method="ngvi")`` constructs an instance and fits it. Construct one yourself to track
+    parameters or to `refine`; ``pm.fit(method=NGVI(...))`` takes it too.
 
     Parameters
     ----------
     model : pymc.Model, optional
-        Model to fit; that of the context by default.
+        Model to fit; by default the model of the context.
     backend : {None, "numba", "c", "jax", "interpreted"}
-        What evaluates the log density; None is PyTensor's default.
+        Backend that evaluates the log density; None is PyTensor's default.
     compile_kwargs : mapping, optional
         Keywords for PyTensor's compilation, as elsewhere in PyMC.
     loader : Loader, optional
-        What the model's data containers are fed from, a batch of rows at a time.
+        Source of the rows for the model's data containers, a batch at a time.
     **options
-        Those of :class:`pymc_ngvi.interface.options.Options`: `family`, `estimator`, `guard`,
+        Options of :class:`pymc_ngvi.interface.options.Options`: `family`, `estimator`, `guard`,
         `projection`, `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`,
         `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`.
 
     Attributes
     ----------
     approx : NGVIFullRank or NGVIMeanField
-        The approximation, there before the fit and updated by it.
-    hist : array
-        Negative ELBO of each iteration.
+        The approximation. It exists before the fit, which updates it.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class NGVI(Inference):
         chosen, _ = split_keywords(options, set())
         self.options = Options(**chosen)
         self.model = pymc.modelcontext(model)
-        self.hist = np.empty(0)
         self._fit: Fit | None = None
         self._compilation = (backend, compile_kwargs)
         self._loader = loader
@@ -95,6 +92,11 @@ class NGVI(Inference):
         approx.loader = self._loader
         approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
         return approx
+
+    @property
+    def hist(self) -> np.ndarray:
+        """Negative ELBO of each iteration."""
+        return self.approx.hist
 
     @property
     def state(self) -> State | None:
@@ -123,11 +125,12 @@ class NGVI(Inference):
         Parameters
         ----------
         n : int
-            Iterations: the number to run where a schedule was named, the most otherwise.
+            Number of iterations where a schedule is given; otherwise the most that are run.
         score : bool, optional
             False leaves `hist` empty and hands None to the callbacks instead of the losses.
         callbacks : list of callables, optional
-            Called as ``callback(approx, losses, i)`` after each iteration; `StopIteration` stops.
+            Called as ``callback(approx, losses, i)`` after each iteration. A callback that raises
+            `StopIteration` ends the fit.
         progressbar : bool
             Show progress, in a terminal or notebook.
         progressbar_theme : rich.theme.Theme
@@ -138,13 +141,13 @@ class NGVI(Inference):
         return_inferencedata : bool
             Return `draws` draws as InferenceData instead of the approximation.
         draws : int
-            Number of these.
+            Number of these draws.
         log_likelihood : bool
-            Include the log-likelihood of each observation in them.
+            Include the log-likelihood of each observation in the InferenceData.
         importance : {None, "psis", "resample"}
-            What to do with their importance weights: see `sample` of the approximation.
+            What to do with the importance weights of the draws: see `sample` of the approximation.
         **options
-            As in the constructor, except `family`; they hold for this fit.
+            As in the constructor, except `family`; they hold for this fit only.
 
         Returns
         -------
@@ -154,17 +157,10 @@ class NGVI(Inference):
         check_importance(importance)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
-        if (backend, compile_kwargs) not in ((None, None), self._compilation):
-            self._compilation = (backend, compile_kwargs)
-            self._target = self._build_target()
-        elif not self._target.current:
-            self._target = self._build_target()  # pm.set_data replaced what batches are taken from
+        self._update_target(backend, compile_kwargs)
         prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
         self._fit = Fit(prepared, self.approx, score=score is not False, callbacks=callbacks or [])
-        try:
-            self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
-        finally:
-            self.hist = self.approx.hist
+        self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
         for group in self.approx.groups:
             group.include_transformed = include_transformed
         if not return_inferencedata:
@@ -187,16 +183,21 @@ class NGVI(Inference):
         if self._fit is None:
             raise TypeError("Need to call `.fit` first")
         n = check_count("n", n)
-        try:
-            self._fit.refine(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
-        finally:
-            self.hist = self.approx.hist
+        self._fit.refine(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
-        """Not of use here: profile the target, with ``compile_kwargs={"profile": True}``."""
+        """Raise: to profile the target, pass ``compile_kwargs={"profile": True}`` to `fit`."""
         raise TypeError(
             "NGVI has no step function to profile; pass compile_kwargs={'profile': True} to fit"
         )
+
+    def _update_target(self, backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> None:
+        """Build the target anew for another backend, or where pm.set_data has replaced its data."""
+        another = (backend, compile_kwargs) not in ((None, None), self._compilation)
+        if another:
+            self._compilation = (backend, compile_kwargs)
+        if another or not self._target.current:
+            self._target = self._build_target()
 
     def _build_target(self) -> ModelTarget:
         backend, compile_kwargs = self._compilation
@@ -209,7 +210,7 @@ class NGVI(Inference):
         )
 
     def _overridden(self, options: Mapping[str, Any]) -> tuple[Options, list[Start]]:
-        """Return the options of one fit and where it starts; nothing is kept."""
+        """Return the options of one fit and its starts; the constructor's stay as they are."""
         chosen, _ = split_keywords(options, set())
         if "family" in chosen:
             raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
@@ -221,6 +222,7 @@ class NGVI(Inference):
         return merged, resolve_starts(merged, self.model, self._target.layout)
 
 
+# The keywords of `NGVI.fit` itself. Any other keyword of `pm.fit` belongs to the constructor.
 _FIT_KEYWORDS = {
     name
     for name, parameter in inspect.signature(NGVI.fit).parameters.items()
@@ -237,13 +239,7 @@ def fit_method(
     **keywords: Any,
 ) -> Any:
     """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
-    # PyMC's own `fit` fills in None for what was not given.
-    given = {
-        name: value
-        for name, value in keywords.items()
-        if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
-    }
-    given = dict(inf_kwargs or {}) | given
+    given = dict(inf_kwargs or {}) | keywords
     if isinstance(method, NGVI):
         return method.fit(n, **given)
     check_count("n", n)
@@ -268,7 +264,7 @@ def fit_ngvi(
     n : int
         Iterations at most.
     model : pymc.Model, optional
-        That of the context by default.
+        Model to fit; by default the model of the context.
     draws : int
         Number of draws.
     **keywords

@@ -1,4 +1,4 @@
-"""The progress bar of a fit: PyMC's, with the columns of this method."""
+"""The progress bar of a fit: that of PyMC, with columns of our own."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pymc_ngvi.core.algorithm import Info, State
 
 
 class ProgressBar:
-    """Iteration, ELBO, step size, sample size and evaluations per second, while a fit runs.
+    """Shows iteration, ELBO, step size, sample size and evaluations per second of a running fit.
 
     Parameters
     ----------
     total : int
         Iterations at most.
     enabled : bool
-        False shows nothing; neither does output that is no terminal or notebook.
+        Whether to show the bar. It is shown in a terminal or a notebook only.
     theme : rich.theme.Theme
     console : rich.console.Console, optional
-        Where to show it.
+        Console to show the bar in.
     """
 
     def __init__(

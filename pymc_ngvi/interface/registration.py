@@ -1,10 +1,10 @@
-"""``pm.fit(method="ngvi")``: a wrapper around PyMC's `fit`, which keeps no registry of methods."""
+"""``pm.fit(method="ngvi")``: a wrapper around PyMC's `fit`, as PyMC has no registry of methods."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pymc
@@ -16,19 +16,20 @@ from pymc_ngvi.interface.inference import NGVI, fit_method
 _HOMES = (pymc, pymc.variational, pymc.variational.inference)
 _NAME = "ngvi"
 
-# PyMC's own, below whatever wrappers stand on it by now.
+# Signature of PyMC's own function, below any wrappers around it.
 _SIGNATURE = inspect.signature(inspect.unwrap(pymc.variational.inference.fit))
 
-# Our wrappers and what each stands on. Kept with PyMC, so that reloading this package finds them.
+# Our wrappers, and the function that each of them wraps. They are kept in PyMC's module, so that
+# reloading this package finds them.
 _wrapped: dict[Callable[..., Any], Callable[..., Any]] = pymc.__dict__.setdefault(
     "_pymc_ngvi_wrapped", {}
 )
 
 
 def register() -> None:
-    """Make ``pm.fit`` know ``method="ngvi"``; importing the package has done so already.
+    """Make ``pm.fit`` know ``method="ngvi"``; importing the package does this already.
 
-    Every other method goes to PyMC's own function as before. Registering twice does no harm.
+    Calls with any other method go to PyMC's own function as before. Registering twice is harmless.
     """
     ours = {original: wrapper for wrapper, original in _wrapped.items()}
     for home in _HOMES:
@@ -40,9 +41,17 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Restore ``pm.fit`` wherever it is still ours: a wrapper put on top of it stays."""
+    """Restore PyMC's own ``pm.fit``, except where someone else has wrapped our wrapper since."""
     for home in _HOMES:
         home.fit = _wrapped.get(home.fit, home.fit)
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is PyMC's default, such as ``random_seed=None``: it says nothing."""
+    parameters = _SIGNATURE.parameters
+    return {
+        name: value for name, value in arguments.items() if value is not parameters[name].default
+    }
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +60,8 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
         if isinstance(method, NGVI) or (isinstance(method, str) and method.lower() == _NAME):
             arguments = _SIGNATURE.bind(*args, **kwargs).arguments
-            return fit_method(**arguments.pop("kwargs", {}) | arguments)
+            options = arguments.pop("kwargs", {})
+            return fit_method(**options, **_given(arguments))
         try:
             return original(*args, **kwargs)
         except KeyError as error:

@@ -89,7 +89,7 @@ def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
 def elbo(target: Any, q: Gaussian, seed: int = 0) -> tuple[float, float]:
     """ELBO of q, with its standard error, on draws that are the same for every q."""
     rng = np.random.default_rng(seed)
-    return mean_and_error(fresh_log_ratios(target, q, rng, ELBO_DRAWS), antithetic=True)
+    return mean_and_error(fresh_log_ratios(target.log_density, q, rng, ELBO_DRAWS), antithetic=True)
 
 
 def measure_fit(inference: ngvi.NGVI, draws: np.ndarray, seed: int, **options: Any) -> Row:

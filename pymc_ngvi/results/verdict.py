@@ -94,8 +94,8 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator) -> Verdict
         are then those of the batches, not of the posterior.
     """
     full = target.of_all_data(q, rng)
-    log_ratios = fresh_log_ratios(full.log_density, q, rng)
-    draws = len(log_ratios)
+    draws = VERDICT_DRAWS
+    log_ratios = fresh_log_ratios(full.log_density, q, rng, draws)
     if not np.isfinite(log_ratios).all():
         elbo = np.nan if np.isnan(log_ratios).any() else -np.inf
         return Verdict(elbo, np.nan, khat=np.inf, ess=0.0, draws=draws)
@@ -111,7 +111,7 @@ def fresh_log_ratios(
     log_density: Callable[[Array], Array],
     q: Gaussian,
     rng: np.random.Generator,
-    n: int = VERDICT_DRAWS,
+    n: int,
 ) -> Array:
     """Log p - log q (n,) at fresh antithetic draws from q.
 

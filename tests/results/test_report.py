@@ -11,7 +11,7 @@ import pytest
 from pymc.exceptions import SamplingError
 
 import pymc_ngvi as ngvi
-from pymc_ngvi.results.importance import Importance
+from pymc_ngvi.core.algorithm import Status
 from pymc_ngvi.results.verdict import Verdict
 from tests.conftest import fit
 
@@ -41,13 +41,19 @@ def two_hills(apart=12.0, share=0.3):
     return model
 
 
+@pytest.fixture(scope="module")
+def good():
+    """Return a good fit, which warns of nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ngvi.UnreliableFit)
+        warnings.simplefilter("error", ngvi.BudgetSpent)
+        return fit(regression())
+
+
 class TestVerdict:
-    def test_a_good_fit_is_told_as_good_and_warns_of_nothing(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ngvi.UnreliableFit)
-            warnings.simplefilter("error", ngvi.BudgetSpent)
-            report = fit(regression()).report
-        assert report.status == "converged"
+    def test_a_good_fit_is_told_as_good(self, good):
+        report = good.report
+        assert report.status is Status.CONVERGED
         assert report.evaluations < 500
         assert report.ess > 500
         assert not report.verdict.unreliable
@@ -74,17 +80,11 @@ class TestVerdict:
         assert report.status == "max_evaluations"
         assert report.evaluations <= 300
 
-    def test_khat_is_that_of_the_draws_of_the_fit(self):
+    def test_khat_is_that_of_the_draws_of_the_fit(self, good):
         """Of fresh ones: within what k-hat of other draws varies by."""
-        model = regression()
-        approx = fit(model)
-        target = ngvi.NGVI(model=model, backend="interpreted")._target
-        khats = []
-        for seed in range(10):
-            draws = approx.gaussian.sample(1000, np.random.default_rng(seed))
-            ratios = target.log_density(draws) - approx.gaussian.log_density(draws)
-            khats.append(Importance.from_ratios(ratios).khat)
-        assert abs(approx.report.khat - np.mean(khats)) < 4 * np.std(khats)
+        samples = [good.sample(1000, random_seed=seed) for seed in range(10)]
+        khats = [idata["sample_stats"].attrs["khat"] for idata in samples]
+        assert abs(good.report.khat - np.mean(khats)) < 4 * np.std(khats)
 
     def test_an_exact_fit_is_perfect(self):
         with pm.Model() as model:
@@ -107,11 +107,55 @@ class TestVerdict:
         assert str(Verdict()) == "not judged"
         assert not Verdict().unreliable
 
-    def test_timings_tell_where_the_time_went(self):
-        report = fit(regression()).report
+    def test_timings_tell_where_the_time_went(self, good):
+        report = good.report
         assert report.compile_seconds > 0
         assert report.fit_seconds > 0
         assert report.verdict_seconds > 0
+
+    def test_a_fit_that_cannot_be_judged_is_kept(self, monkeypatch):
+        def fail(*_):
+            raise MemoryError("no room")
+
+        monkeypatch.setattr("pymc_ngvi.results.verdict.fresh_log_ratios", fail)
+        with pytest.warns(ngvi.UnreliableFit, match="was not judged: MemoryError: no room"):
+            approx = fit(two_hills(), accuracy=0.2)
+        assert approx.gaussian.mean[0] == pytest.approx(0, abs=0.2)
+        assert approx.report.status == "converged"
+        assert "not judged" in str(approx.report)
+        assert approx.report.elbo == approx.history[-1].elbo
+
+
+class TestData:
+    """Rows that the fit reads and rows that its verdict reads are told apart."""
+
+    @staticmethod
+    def minibatches():
+        rng = np.random.default_rng(1)
+        with pm.Model() as model:
+            batch = pm.Minibatch(rng.normal(size=200), batch_size=5)
+            pm.Normal("y", pm.Normal("mu"), 1, observed=batch, total_size=200)
+        return model
+
+    def test_a_schedule_reads_a_batch_an_evaluation(self):
+        """Plain batches; the verdict reads all rows, as they are few."""
+        inference = ngvi.NGVI(
+            model=self.minibatches(), backend="interpreted", step_size=0.1, random_seed=1
+        )
+        first = inference.fit(2, progressbar=False).report
+        inference.refine(3, progressbar=False)
+        second = inference.approx.report
+        assert (first.n_rows, first.batch_size, first.anchors) == (200, 5, 0)
+        evaluations = second.evaluations - first.evaluations
+        checked = 1  # the log density at the last mean
+        assert second.passes - first.passes == pytest.approx((evaluations + checked) * 5 / 200)
+        assert first.verdict_passes == second.verdict_passes == 1.0
+
+    def test_a_model_without_batches_reads_none(self, good):
+        report = good.report
+        assert (report.n_rows, report.batch_size, report.anchors) == (0, 0, 0)
+        assert report.passes == report.verdict_passes == 0
+        assert "passes" not in str(report)
 
 
 class TestStarts:
@@ -136,8 +180,9 @@ class TestStarts:
         assert "starts" in str(report)
 
     def test_a_seed_fixes_the_starts(self):
-        first, second = (fit(regression(), n_starts=3) for _ in range(2))
+        first, second = (fit(two_hills(), n_starts=3, accuracy=0.2) for _ in range(2))
         np.testing.assert_array_equal(first.gaussian.mean, second.gaussian.mean)
+        assert first.report.starts == second.report.starts
 
     def test_an_initial_point_of_no_density_is_left_for_another(self):
         with pm.Model() as model:

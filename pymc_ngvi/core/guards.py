@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.errors import DomainError
@@ -102,8 +103,7 @@ def get_guard(guard: str | Guard, projection: Any = None) -> Guard:
     """
     if callable(guard):
         return guard
-    if guard not in GUARDS:
-        raise ValueError(f"guard {guard!r} is none of {', '.join(map(repr, GUARDS))}")
+    check_choice("guard", guard, list(GUARDS))
     lowest, highest = getattr(projection, "precision_bounds", (0.0, np.inf))
     return clip(lowest, highest) if guard == "none" and lowest > 0 else GUARDS[guard]
 

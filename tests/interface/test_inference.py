@@ -1,4 +1,4 @@
-"""pm.fit(method="ngvi") as a user meets it, on the interpreted backend (nothing to compile)."""
+"""pm.fit(method="ngvi") as a user calls it, on the interpreted backend (nothing to compile)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pymc_ngvi.model.compilation import HessianFallbackWarning
 from tests import conftest
 from tests.models import MODELS
 
-# Fits of low accuracy, and of families that are too small: what is tested is not how good they are.
+# Many fits here have a low accuracy, or a family that is too small for the posterior.
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.errors.UnreliableFit")
 
 QUICK = {"backend": "interpreted", "accuracy": 0.2}
@@ -203,10 +203,10 @@ def refined(small):
 class TestResult:
     def test_hist_is_the_negative_elbo(self, fitted):
         assert len(fitted.hist) == fitted.report.iterations
-        assert fitted.hist[0] > -fitted.report.elbo  # that of the start, against the result's
+        assert fitted.hist[0] > -fitted.report.elbo  # the start is worse than the result
 
     def test_elbo_is_the_evidence_where_the_posterior_is_gaussian(self):
-        """Far from the start, so that the last iteration began elsewhere; and at the start."""
+        """The report's ELBO is that of the result, not of the member the last step started from."""
         for y, n in (([50.0, 51.0, 52.0], None), ([0.3], 1)):
             with pm.Model() as model:
                 mu = pm.Normal("mu", 0, 2)
@@ -230,7 +230,7 @@ class TestResult:
             evaluate(draws, kind),
         )[1]
         approx = inference.fit(progressbar=False)
-        at_the_start = 2  # checked, and its curvature
+        at_the_start = 2  # one to check that it is finite, one for the curvature
         assert approx.report.evaluations == sum(counted) - at_the_start
 
     def test_report_prints(self, fitted):
@@ -609,7 +609,7 @@ class TestBadInput:
             (dict(famly="meanfield"), TypeError, "no option 'famly'; did you mean 'family'"),
             (dict(family="mean"), ValueError, "did you mean 'meanfield'"),
             (dict(estimator="bonnet"), ValueError, "did you mean 'bonnet-price'"),
-            (dict(guard="linn"), ValueError, "guard 'linn'"),
+            (dict(guard="linn"), ValueError, "guard 'linn' is none of .*did you mean 'lin'"),
             (dict(n=0), ValueError, "n must be a positive integer, got 0"),
             (dict(n=2.5), ValueError, "n must be a positive integer"),
             (dict(step_size=2.0), ValueError, "step_size at t = 0 is 2.0"),

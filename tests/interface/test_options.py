@@ -16,7 +16,7 @@ from pymc_ngvi.errors import DomainError
 from pymc_ngvi.model.compilation import HessianFallbackWarning, HessianUnavailableError
 from tests.conftest import fit
 
-# Fits of a few iterations: what is tested is not how good they are.
+# Fits of a few iterations are far from the posterior.
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.errors.UnreliableFit")
 
 

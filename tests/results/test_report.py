@@ -1,4 +1,4 @@
-"""What a fit says of itself: the report, its warnings, and several starts."""
+"""The report of a fit, its verdict and warnings, and several starts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestVerdict:
         assert report.evaluations <= 300
 
     def test_khat_is_that_of_the_draws_of_the_fit(self, good):
-        """Of fresh ones: within what k-hat of other draws varies by."""
+        """It lies within the scatter of k-hat over other draws."""
         samples = [good.sample(1000, random_seed=seed) for seed in range(10)]
         khats = [idata["sample_stats"].attrs["khat"] for idata in samples]
         assert abs(good.report.khat - np.mean(khats)) < 4 * np.std(khats)
@@ -232,7 +232,7 @@ class TestStarts:
 
 
 def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
-    """At an initial point of no density there is nothing to compare it with."""
+    """At an initial point where the density is not finite there is nothing to compare."""
     from pymc_ngvi.model.compilation import HessianFallbackWarning, ModelTarget, compile_target
 
     with pm.Model() as model:

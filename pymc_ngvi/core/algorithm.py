@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +180,28 @@ class Result:
 Callback: TypeAlias = Callable[[State, Info], object]
 #: Iterations as they come; at the end the status, and the state with all evaluations counted.
 Iterations: TypeAlias = Generator[tuple[State, Info], None, tuple[Status, State]]
+
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+class Returning(Generic[Item, Value]):
+    """A generator to loop over that keeps what it returns at its end.
+
+    Attributes
+    ----------
+    value
+        What the generator returned; only once the loop has ended by itself.
+    """
+
+    value: Value
+
+    def __init__(self, generator: Generator[Item, None, Value]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Generator[Item, None, None]:
+        self.value = yield from self._generator
 
 
 def init(q: Gaussian, projection: Projection | None = None) -> State:
@@ -381,17 +403,15 @@ def drive(
     """
     callbacks = list(callbacks)
     history: list[Info] = []
+    ended = Returning(iterations)
     try:
-        while True:
-            try:
-                state, info = next(iterations)
-            except StopIteration as end:
-                status, state = end.value
-                break
+        for state, info in ended:
             history.append(info)
             if _wants_to_stop(callbacks, state, info):
                 status = Status.STOPPED_BY_CALLBACK
                 break
+        else:
+            status, state = ended.value
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except Exception as error:

@@ -71,18 +71,18 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     return np.concatenate([half, -half])
 
 
-def batches(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
+def replicates(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
     """Draw about n rows as independent batches of equal size, whose scatter tells their noise.
 
     There are 4 batches where that leaves each enough pairs to be balanced, 8 where the blocks are
-    large, else 2. The size is rounded up to whole batches; see :func:`batch_size`.
+    large, else 2. The size is rounded up to whole batches; see :func:`replicate_size`.
     """
-    count, pairs, is_balanced = batch_size(n, dim)
+    count, pairs, is_balanced = replicate_size(n, dim)
     draw = balanced if is_balanced else block
     return [draw(pairs, dim, rng) for _ in range(count)]
 
 
-def batch_size(n: int, dim: int) -> tuple[int, int, bool]:
+def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
     """Return the number of batches, the pairs in a block, and whether batches are balanced."""
     least = max(dim, FEWEST_PAIRS)
     if n >= 32 * max(least, 2 * SOBOL_PAIRS):
@@ -98,6 +98,6 @@ def batch_size(n: int, dim: int) -> tuple[int, int, bool]:
 
 
 def rounded_size(n: int, dim: int) -> int:
-    """Return the number of rows :func:`batches` gives when asked for n."""
-    count, pairs, is_balanced = batch_size(n, dim)
+    """Return the number of rows :func:`replicates` gives when asked for n."""
+    count, pairs, is_balanced = replicate_size(n, dim)
     return count * pairs * (4 if is_balanced else 2)

@@ -10,16 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pymc_ngvi.core.algorithm import Iterations, State, Status
+from pymc_ngvi.core.algorithm import Iterations, Returning, State, Status
 from pymc_ngvi.engine.automatic import Engine
 from pymc_ngvi.errors import DomainError, NonFiniteError
-
-#: Starts tried where a single one ends badly.
-RETRIES = 4
-# Draws on which starts are compared.
-_COMPARED_DRAWS = 64
-# Divergence, in nats, below which two fits are the same.
-_SAME = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,21 +63,17 @@ class Search:
             return (yield from self._best_of(states, last))
         (state,) = states
         error: NonFiniteError | DomainError | None = None
-        iterations = self.engine.fit(state, n_iterations)
+        iterations = Returning(self.engine.fit(state, n_iterations))
         try:
-            while True:
-                try:
-                    state, info = next(iterations)
-                except StopIteration as end:
-                    status, state = end.value
-                    break
+            for state, info in iterations:
                 yield state, info
+            status, state = iterations.value
         except (NonFiniteError, DomainError) as raised:
             status, error = Status.FAILED, raised
         if status not in (Status.STALLED, Status.FAILED):
             self.attempts.append(Attempt("best"))
             return status, state
-        others = [] if state.iteration >= last else self.spare(RETRIES)
+        others = [] if state.iteration >= last else self.spare(self.engine.problem.settings.retries)
         if status == Status.STALLED and others:
             self.best = state
         if others:
@@ -118,7 +107,7 @@ class Search:
         for i, start in enumerate(states):
             if state.iteration >= last:
                 break
-            share = (engine.max_evaluations - engine.evaluations) // (2 * (len(states) - i))
+            share = engine.remaining // (2 * (len(states) - i))
             begun = self._after(state, start)
             try:
                 state = yield from engine.warm_up(begun, last, share)
@@ -157,12 +146,12 @@ class Search:
 
     def _leaders(self, warmed: Sequence[State]) -> list[State]:
         """Return the states worth fitting to the end, the best first."""
-        elbos = self._elbos(warmed)
+        elbos = self.engine.elbos(warmed)
         leaders: list[State] = []
         for i in sorted(range(len(warmed)), key=lambda i: -elbos[i]):
             q = warmed[i].q
-            near = any(q.kl(leader.q) < _distance(q.dim) for leader in leaders)
-            poor = elbos[i] < max(elbos) - _distance(q.dim)
+            near = any(q.kl(leader.q) < self._distinct(q.dim) for leader in leaders)
+            poor = elbos[i] < max(elbos) - self._distinct(q.dim)
             if near or poor:
                 self.attempts.append(Attempt("same" if near else "abandoned", elbos[i]))
             else:
@@ -173,30 +162,16 @@ class Search:
         """Return the best of the states fitted to the end, and tell the others from it."""
         states = [state for _, state in finished]
         alone = len(states) == 1 and not self.attempts
-        elbos = [np.nan] if alone else self._elbos(states)
+        elbos = [np.nan] if alone else self.engine.elbos(states)
         best = int(np.argmax(elbos))
-        chosen = finished[best][1].q
+        chosen, same = finished[best][1].q, self.engine.problem.settings.same_fit
         for i, (status, state) in enumerate(finished):
-            near = min(state.q.kl(chosen), chosen.kl(state.q)) < _SAME
+            near = min(state.q.kl(chosen), chosen.kl(state.q)) < same
             outcome = "best" if i == best else "same" if near else "other"
             self.attempts.append(
                 Attempt("stalled" if status == Status.STALLED and i != best else outcome, elbos[i])
             )
         return finished[best]
-
-    def _elbos(self, states: Sequence[State]) -> list[float]:
-        """ELBO of each state, all on the same draws."""
-        if not states:
-            return []
-        z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
-        elbos = []
-        for state in states:
-            self.engine.anchor(state.q)  # that of another state may be far from this one
-            try:
-                elbos.append(self.engine.evaluate(state.q, z).estimate.elbo)
-            except NonFiniteError:
-                elbos.append(-np.inf)
-        return elbos
 
     def _after(self, before: State, start: State) -> State:
         """Let a start follow on the iterations and evaluations before it."""
@@ -204,7 +179,7 @@ class Search:
             start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
         )
 
-
-def _distance(dim: int) -> float:
-    """Nats beyond which two optima are told apart, and a start is poor, after the warm-up."""
-    return max(3.0, dim / 2)
+    def _distinct(self, dim: int) -> float:
+        """Nats beyond which two optima differ, and a start is poor, after the warm-up."""
+        settings = self.engine.problem.settings
+        return max(settings.distinct, settings.distinct_per_dimension * dim)

@@ -65,7 +65,7 @@ def test_the_partner_of_a_row_is_half_the_rows_further_on(draw):
 @pytest.mark.parametrize("dim", [1, 2, 7, 8, 10, 26, 150])
 @pytest.mark.parametrize("n", [16, 64, 100, 1000])
 def test_batches_are_independent_equal_and_as_many_as_announced(dim, n):
-    z = designs.batches(n, dim, np.random.default_rng(0))
+    z = designs.replicates(n, dim, np.random.default_rng(0))
     assert len(z) in (2, 4, 8)
     assert len({batch.shape for batch in z}) == 1
     size = sum(map(len, z))

@@ -4,7 +4,8 @@ import numpy as np
 
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Natural
-from pymc_ngvi.engine.secants import WINDOW, Secants, residual
+from pymc_ngvi.engine.secants import Secants, residual
+from pymc_ngvi.engine.settings import DEFAULTS
 from tests.conftest import each_family
 
 
@@ -88,7 +89,7 @@ def test_repeated_steps_do_no_harm():
     there = q.mix(*_step(estimate), 1.0)
     later = linear_estimate(there, optimum, 0.9)
     secants = Secants()
-    for _ in range(2 * WINDOW):
+    for _ in range(2 * DEFAULTS.n_secants):
         secants.add((q, estimate), (there, later))
     assert secants.extrapolate(there, later).kl(optimum) < 1e-8
 

@@ -95,6 +95,11 @@ class Gaussian(ABC):
         """Number of components d."""
         return int(self.mean.shape[0])
 
+    @classmethod
+    def min_draws(cls, dim: int) -> int:
+        """Fewest draws from which an estimate of the mean Hessian is useful."""
+        return 4 * dim  # two replicates of antithetic pairs with exact second moments
+
     # Parameters, both ways.
 
     @classmethod

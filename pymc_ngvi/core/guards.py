@@ -70,7 +70,7 @@ def none(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     """Take the paper's bare update, and fail where it leaves the domain."""
     mixed = q.mix(estimate.gradient, estimate.hessian, step_size)
     if mixed is None:
-        smallest = q.smallest_precision(estimate.hessian, step_size)
+        smallest = q.smallest_eigenvalue(q.mixed_precision(estimate.hessian, step_size))
         raise DomainError(
             f"the precision lost positive definiteness (smallest eigenvalue {smallest:.3g}) at "
             f"step size {step_size:.3g}; lower step_size, use guard='lin', or project onto "

@@ -82,7 +82,7 @@ def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
         Seen from the mean of q, where its first part is the gradient alone.
     """
     moved = q.with_mean(np.zeros(q.dim)).fisher_product(direction)
-    variance = moved.second if moved.second.ndim == 1 else moved.second.diagonal()
+    variance = q.diagonal(moved.second)
     with np.errstate(over="ignore"):  # far away it is anything
         mean = np.square(moved.first) / q.variance if q.has_mean else np.zeros(q.dim)
         return SquaredError(

@@ -106,6 +106,5 @@ def _recentred(q: Gaussian, natural: Natural, shift: Array) -> Natural:
     """See a quadratic function from another point; `shift` leads from there to the old one."""
     if not q.has_mean:
         return natural
-    second = natural.second
-    product = second * shift if second.ndim == 1 else second @ shift
-    return Natural(natural.first - 2 * product, second)
+    product = q.product(natural.second, shift)
+    return Natural(natural.first - 2 * product, natural.second)

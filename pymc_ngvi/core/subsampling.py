@@ -27,7 +27,10 @@ Member = TypeVar("Member", bound=Gaussian)
 
 @dataclass(frozen=True)
 class Moments:
-    """Expectations under q of a function, its gradient (d,) and its Hessian (as the family's)."""
+    """Expectations under q of a function, its gradient (d,) and its Hessian.
+
+    The Hessian is of the representation named by the family's `curvature`.
+    """
 
     value: float
     gradient: Array
@@ -37,8 +40,12 @@ class Moments:
 class FiniteSum(Protocol):
     """A log density made of a prior term and `n_terms` others, with expectations in closed form."""
 
-    #: Counted for targets that read batches of data; the estimator counts evaluations of terms.
+    #: Zero: passes are counted for targets that read batches; here, terms count as evaluations.
     passes: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        """Number of components d."""
 
     @property
     def n_terms(self) -> int:
@@ -57,8 +64,8 @@ class Subsampling:
     Parameters
     ----------
     replace : bool
-        Draw indices with replacement, as in the paper (default), or without; without, the batch is
-        the whole data once N reaches M, and the estimate exact.
+        Draw indices with replacement, as in the paper (default), or without. Without, the batch
+        contains all terms once N reaches M, and the estimate is exact.
     """
 
     def __init__(self, *, replace: bool = True) -> None:
@@ -113,7 +120,7 @@ class LinearRegression(FiniteSum):
     noise_variance : float
         Variance sigma^2 of the noise.
     prior_precision : array, (d, d), or float
-        Precision P_0 of the prior; a number stands for that multiple of the identity.
+        Precision P_0 of the prior; a number means that multiple of the identity.
 
     Examples
     --------
@@ -136,7 +143,7 @@ class LinearRegression(FiniteSum):
         if self.design.ndim != 2 or len(self.design) != len(self.response):
             raise ValueError(
                 f"design has shape {self.design.shape}, response has {self.response.shape}: "
-                "design needs one row a response"
+                "design needs one row for each response"
             )
         finite = np.isfinite(self.design).all(axis=1)
         if not finite.all():

@@ -169,7 +169,7 @@ class Engine:
                 state = moved
                 yield state, info
             if state.iteration == before:
-                break  # no step is progress any more
+                break  # no step helps
         return Status.REFINED, state
 
     def elbos(self, states: Sequence[State]) -> list[float]:

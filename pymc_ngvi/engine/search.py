@@ -1,6 +1,6 @@
 """Several starts: warm up each, abandon the poor ones, and fit the best to the end.
 
-Where a single start ends badly, others are tried in the same way before the fit gives up.
+Where a single start stalls or fails, others are tried in the same way.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pymc_ngvi.errors import DomainError, NonFiniteError
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of one start.
+    """The outcome of one start.
 
     Attributes
     ----------
     outcome : str
-        "best", "same" (it came to the same optimum), "other" (another one, fitted to the end),
-        "abandoned" (far below the others after its warm-up), "stalled" or "failed".
+        "best", "same" (it reached the same optimum), "other" (it reached another one), "abandoned"
+        (its ELBO was far below the best after the warm-up), "stalled" or "failed".
     elbo : float
-        ELBO it came to: of starts fitted to the end all on the same draws, of the others after
-        the warm-up; NaN where it failed.
+        ELBO of the fit, or after the warm-up where it was not fitted to the end, all on the same
+        draws; NaN where the start failed, or is the only one.
     """
 
     outcome: str
@@ -40,14 +40,14 @@ class Search:
     ----------
     engine : Engine
     spare : callable
-        Gives so many more states to start from; fewer where it finds none.
+        ``spare(n)`` returns n further states to start from, or fewer where it finds no more.
 
     Attributes
     ----------
     attempts : list of Attempt
-        What became of each start so far.
+        The outcomes of the starts so far.
     best : State or None
-        What to return if the fit is cut short now, in place of the start that is being fitted.
+        The state to return if the fit is interrupted now, instead of the one being fitted.
     """
 
     def __init__(self, engine: Engine, spare: Callable[[int], Sequence[State]]) -> None:
@@ -57,7 +57,7 @@ class Search:
         self.best: State | None = None
 
     def fit(self, states: Sequence[State], n_iterations: int) -> Iterations:
-        """Fit from the given states, for so many iterations at most in all."""
+        """Fit from the given states, for at most `n_iterations` in all."""
         last = states[0].iteration + n_iterations
         if len(states) > 1:
             return (yield from self._best_of(states, last))
@@ -97,9 +97,9 @@ class Search:
         last: int,
         ended: Sequence[tuple[Status, State]] = (),
     ) -> Iterations:
-        """Warm up every state, and fit the best to the end; with it any that comes close.
+        """Warm up every state, and fit to the end the best and those that come close to it.
 
-        What `ended` before is among those the best is chosen from.
+        The best is chosen among these and the fits that have `ended` before.
         """
         engine, state = self.engine, states[0]
         warmed: list[State] = []
@@ -128,7 +128,7 @@ class Search:
             elif finished and engine.spent:
                 finished.append((Status.MAX_EVALUATIONS, state))
             else:
-                # Cut short, the first leader is what was fitted; a later one must not replace it.
+                # If interrupted from here on, a later leader must not replace the first.
                 self.best = finished[0][1] if finished else None
                 try:
                     status, state = yield from engine.converge(state, last)
@@ -159,7 +159,7 @@ class Search:
         return leaders
 
     def _choose(self, finished: Sequence[tuple[Status, State]]) -> tuple[Status, State]:
-        """Return the best of the states fitted to the end, and tell the others from it."""
+        """Return the best of the states fitted to the end, and record all outcomes."""
         states = [state for _, state in finished]
         alone = len(states) == 1 and not self.attempts
         elbos = [np.nan] if alone else self.engine.elbos(states)
@@ -174,7 +174,7 @@ class Search:
         return finished[best]
 
     def _after(self, before: State, start: State) -> State:
-        """Let a start follow on the iterations and evaluations before it."""
+        """Let a start continue the count of iterations and evaluations."""
         return replace(
             start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
         )

@@ -413,22 +413,22 @@ def test_stein_hessian_is_symmetric(family):
 
 
 def test_a_family_of_tied_variances_needs_its_projection_only():
-    """Every law follows from `symmetrise`: here two blocks of components with one variance each."""
+    """Every law follows from `symmetrise`: here two pairs of components, each with one variance."""
 
-    class Blocks(FactorisedGaussian):
+    class Pairs(FactorisedGaussian):
         @classmethod
         def symmetrise(cls, matrix):
             return np.repeat(matrix.reshape(2, 2).mean(axis=1), 2)
 
     rng = np.random.default_rng(24)
-    p, q = (Blocks.from_mean_covariance(rng.normal(size=4), rng.uniform(1, 3, 4)) for _ in "pq")
+    p, q = (Pairs.from_mean_covariance(rng.normal(size=4), rng.uniform(1, 3, 4)) for _ in "pq")
     assert len(set(q.precision)) == 2
-    for back in (Blocks.from_natural(q.natural), Blocks.from_expectation(q.expectation)):
+    for back in (Pairs.from_natural(q.natural), Pairs.from_expectation(q.expectation)):
         assert discrepancy(back, q) < 1e-12
-    assert Blocks.bregman(p.expectation, q.expectation) == pytest.approx(p.kl(q), rel=1e-9)
-    direction = Natural(rng.normal(size=4), Blocks.symmetrise(rng.normal(size=4)))
+    assert Pairs.bregman(p.expectation, q.expectation) == pytest.approx(p.kl(q), rel=1e-9)
+    direction = Natural(rng.normal(size=4), Pairs.symmetrise(rng.normal(size=4)))
     ahead, behind = (
-        Blocks.grad_log_partition(perturb(q.natural, direction, size)) for size in (1e-6, -1e-6)
+        Pairs.grad_log_partition(perturb(q.natural, direction, size)) for size in (1e-6, -1e-6)
     )
     product = q.fisher_product(direction)
     np.testing.assert_allclose((ahead.first - behind.first) / 2e-6, product.first, rtol=1e-6)

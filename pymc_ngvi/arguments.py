@@ -1,4 +1,4 @@
-"""Checks of arguments, with errors that name the argument and what it may be."""
+"""Checks of arguments, with errors that name the argument and its valid values."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def check_count(name: str, value: float) -> int:
 
 
 def is_positive_integer(value: float) -> bool:
-    """Whether a value is a whole number above zero; True and False are not numbers."""
+    """Whether a value is a whole number above zero; True and False do not count as numbers."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return bool(real and math.isfinite(value) and value >= 1 and value == value // 1)
 
 
 def check_choice(name: str, value: Any, valid: Sequence[Any]) -> None:
-    """Raise where a value is none of the valid ones, and name the nearest.
+    """Raise an error where a value is not among the valid ones, and suggest the nearest.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def check_choice(name: str, value: Any, valid: Sequence[Any]) -> None:
 
 
 def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str:
-    """End a message with the nearest known word, or with `otherwise` where none is near.
+    """Return the end of a message: the nearest known word, or `otherwise` if none is near.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str
 
 
 def as_generator(random_seed: Any) -> np.random.Generator:
-    """Return the random generator for a seed of any kind that PyMC takes.
+    """Return the random generator for any kind of seed that PyMC accepts.
 
     Examples
     --------

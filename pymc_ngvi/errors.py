@@ -18,8 +18,8 @@ class NGVIError(Exception):
     Attributes
     ----------
     result : Result or None
-        What had been fitted when the error was raised, filled in by
-        :func:`pymc_ngvi.core.algorithm.run`, so that a late failure never loses the work before it.
+        What had been fitted when the error was raised, set by
+        :func:`pymc_ngvi.core.algorithm.drive`, so that a late failure does not lose the fit.
     """
 
     result: Any = None
@@ -35,11 +35,11 @@ class NonFiniteError(NGVIError):
     Parameters
     ----------
     message : str
-        What was met and where.
+        What was not finite, and where.
     draws : array, (k, d)
         The draws at which it happened.
     evaluations : int
-        How many evaluations of the target were spent before giving up.
+        How many evaluations of the target were spent before the error.
     """
 
     def __init__(self, message: str, draws: NDArray[np.float64], evaluations: int = 0) -> None:
@@ -52,23 +52,23 @@ class NonFiniteError(NGVIError):
 
 
 class ScheduleError(NGVIError, ValueError):
-    """A step size outside (0, 1], or a sample size that is no positive integer."""
+    """A step size is outside (0, 1], or a sample size is not a positive integer."""
 
 
 class FileFormatError(ValueError):
-    """A file is no saved approximation, or is damaged."""
+    """A file is not a saved approximation, or is damaged."""
 
 
 class UnreliableFit(UserWarning):
-    """The fit is not close to the posterior: no Gaussian of its family is."""
+    """The fit is not close to the posterior, as no Gaussian of its family is."""
 
 
 class BudgetSpent(UserWarning):
-    """The fit stopped on a budget, before it reached its accuracy."""
+    """The fit used up its iterations or evaluations before it reached its accuracy."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, and blame the first frame outside this package: the caller whom it concerns."""
+    """Warn, and attribute the warning to the first caller outside this package."""
     level, frame = 2, sys._getframe(1)
     while (
         frame.f_back is not None

@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit
 
+from pymc_ngvi.core.algorithm import State, drive
 from pymc_ngvi.core.estimators import BonnetPrice
-from pymc_ngvi.core.families import Gaussian
+from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.guards import lin
 from pymc_ngvi.core.projections import Identity
 from pymc_ngvi.core.target import Evaluation, Target
@@ -223,3 +224,9 @@ def engine(target, *, seed=1, estimator=None, accuracy=0.02, max_evaluations=50_
         max_evaluations=max_evaluations,
         rng=np.random.default_rng(seed),
     )
+
+
+def fit(target, start=None, n=10_000, *, family=FullGaussian, **arguments):
+    """Fit by the automatic engine from a member, by default the standard one of the family."""
+    state = State(family.from_curvature(np.zeros(target.dim), None) if start is None else start)
+    return drive(engine(target, **arguments).fit(state, n), state)

@@ -118,7 +118,7 @@ def test_extending(model):
     assert abs(namespace["boxed"].gaussian.mean).max() <= 1
     # The best variance in common: the mean of the precisions of the exact posterior.
     precision = namespace["guarded"].gaussian.precision.diagonal()
-    np.testing.assert_allclose(namespace["isotropic"].gaussian.p, precision.mean())
+    np.testing.assert_allclose(namespace["isotropic"].gaussian.precision, precision.mean())
     # A family is known as long as its class exists; other tests want those of the package only.
     del namespace
     gc.collect()

@@ -7,8 +7,8 @@ r"""Projected stochastic natural-gradient variational inference: Algorithm 1 of 
 
 An iteration estimates the mean gradient and Hessian under the current Gaussian, mixes them into its
 natural parameter (with a guard on the family's domain) and projects. Estimator, guard, projection
-and schedules are parts handed in; the loop knows nothing of them, nor of how the family keeps its
-precision.
+and schedules are arguments: the loop does not depend on which they are, nor on how the family keeps
+its precision.
 
 Examples
 --------
@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,11 @@ from pymc_ngvi.core.schedules import (
     check_sample_size,
     check_step_size,
 )
+from pymc_ngvi.core.subsampling import FiniteSum
+from pymc_ngvi.core.target import Target
 from pymc_ngvi.errors import NGVIError, NonFiniteError
 
+# Halvings of a step after which a target that is still not finite is an error: a millionth of it.
 _MOST_RETREATS = 20
 
 
@@ -75,8 +78,8 @@ class State:
     previous : Gaussian or None
         Member before the last step, to retreat to where the target turns out not to be finite.
     average : Gaussian or None
-        Average of the natural parameters of the iterates before `q`, where it was asked for. An
-        iterate enters once the target has been evaluated under it.
+        Average of the natural parameters of the iterates before `q`, with `averaging`. An iterate
+        enters once the target has been evaluated under it.
     averaged : int
         Number of iterates in the average.
     """
@@ -115,12 +118,12 @@ class Info:
     guard_active, projection_active : bool
         Whether the guard, and the projection, changed the update.
     retreats : int
-        Times the previous step was halved because the target was not finite where it led (its own
-        entry tells of the step as it was first taken).
+        Times the previous step was halved because the target was not finite where it led (the
+        entry of that step describes it as it was first taken).
     evaluations : int
         Evaluations of the target so far, all iterations.
     passes : float
-        Passes over the data so far, of a target that reads batches of them.
+        Passes over the data so far, of a target that reads its data in batches.
     """
 
     iteration: int
@@ -158,7 +161,7 @@ class Result:
     state : State
         Last good state.
     history : list of Info
-        One entry an iteration.
+        One entry per iteration.
     status : Status
         Why the run ended.
     """
@@ -178,8 +181,30 @@ class Result:
 
 
 Callback: TypeAlias = Callable[[State, Info], object]
-#: Iterations as they come; at the end the status, and the state with all evaluations counted.
+#: Generator of iterations; returns the status, and the state with all evaluations counted.
 Iterations: TypeAlias = Generator[tuple[State, Info], None, tuple[Status, State]]
+
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+class Returning(Generic[Item, Value]):
+    """A generator to loop over that keeps what it returns at its end.
+
+    Attributes
+    ----------
+    value
+        What the generator returned; only once the loop has ended by itself.
+    """
+
+    value: Value
+
+    def __init__(self, generator: Generator[Item, None, Value]) -> None:
+        self._generator = generator
+
+    def __iter__(self) -> Generator[Item, None, None]:
+        self.value = yield from self._generator
 
 
 def init(q: Gaussian, projection: Projection | None = None) -> State:
@@ -191,7 +216,7 @@ def step(
     state: State,
     rng: np.random.Generator,
     *,
-    target: Any,
+    target: Target | FiniteSum,
     estimator: Estimator,
     guard: Guard,
     projection: Projection,
@@ -248,7 +273,7 @@ def step(
 
 
 def run(
-    target: Any,
+    target: Target | FiniteSum,
     start: Gaussian | State,
     *,
     n_iterations: int,
@@ -306,11 +331,12 @@ def run(
         projection=Identity() if projection is None else projection,
         averaging=averaging,
     )
-    return drive(iterations, state, callbacks, target)
+    checked_by = target if isinstance(target, Target) else None  # a sum has no log density
+    return drive(iterations, state, callbacks, checked_by)
 
 
 def iterate(
-    target: Any,
+    target: Target | FiniteSum,
     state: State,
     *,
     n_iterations: int,
@@ -322,7 +348,7 @@ def iterate(
     projection: Projection,
     averaging: bool = False,
 ) -> Iterations:
-    """Check the arguments at once, and give the iterations as they are asked for.
+    """Check the arguments at once, and return a generator of the iterations.
 
     Parameters are those of :func:`run`.
     """
@@ -333,7 +359,7 @@ def iterate(
     last = first + check_count("n_iterations", n_iterations) - 1
     if not isinstance(rng, np.random.Generator):
         raise TypeError(f"rng must be a numpy.random.Generator, got {type(rng).__name__}")
-    if getattr(target, "dim", state.q.dim) != state.q.dim:
+    if target.dim != state.q.dim:
         raise ValueError(f"the target has {target.dim} dimensions, the start has {state.q.dim}")
     for t in (first, last):  # the rest of the schedule is checked as it is used
         check_step_size(sizes(t), t)
@@ -360,38 +386,38 @@ def iterate(
 
 
 def drive(
-    iterations: Iterations, state: State, callbacks: Iterable[Callback] = (), target: Any = None
+    iterations: Iterations,
+    state: State,
+    callbacks: Iterable[Callback] = (),
+    target: Target | None = None,
 ) -> Result:
-    """Run through iterations, so that no callback, interrupt or error loses what they gave.
+    """Run through iterations, so that no callback, interrupt or error loses what was fitted.
 
-    A step is judged by the next iteration's draws, which the last step does not have. So that a
-    step into overflow is not what is returned, the log density at the last mean is looked at, and
-    the step halved until it is finite.
+    Whether the target is finite where a step leads shows in the next iteration, which the last step
+    does not have. The last step is therefore halved until the log density at the mean is finite.
 
     Parameters
     ----------
     iterations : generator of (State, Info)
-        Which returns, at its end, the status and the final state.
+        Its return value is the status and the final state.
     state : State
-        The state it starts from.
+        The state the iterations start from.
     callbacks : iterable of callables
         As in :func:`run`.
     target : Target, optional
-        What the last step is checked against.
+        What the last step is checked against; None for no check.
     """
     callbacks = list(callbacks)
     history: list[Info] = []
+    ended = Returning(iterations)
     try:
-        while True:
-            try:
-                state, info = next(iterations)
-            except StopIteration as end:
-                status, state = end.value
-                break
+        for state, info in ended:
             history.append(info)
             if _wants_to_stop(callbacks, state, info):
                 status = Status.STOPPED_BY_CALLBACK
                 break
+        else:
+            status, state = ended.value
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except Exception as error:
@@ -402,14 +428,13 @@ def drive(
     return Result(_checked(state, target), history, status)
 
 
-def _checked(state: State, target: Any) -> State:
+def _checked(state: State, target: Target | None) -> State:
     """Return the state, its last step halved until the log density at the mean is finite."""
-    log_density = getattr(target, "log_density", None)
-    if state.previous is None or log_density is None:
+    if state.previous is None or target is None:
         return state
     q = state.q
     for _ in range(_MOST_RETREATS):
-        if np.isfinite(log_density(np.array([q.mean]))).all():
+        if np.isfinite(target.log_density(np.array([q.mean]))).all():
             break
         q = state.previous.interpolate(q, 0.5)
     else:
@@ -429,7 +454,7 @@ def _wants_to_stop(callbacks: Iterable[Callback], state: State, info: Info) -> b
 def _estimate(
     state: State,
     rng: np.random.Generator,
-    target: Any,
+    target: Target | FiniteSum,
     estimator: Estimator,
     n_samples: int,
 ) -> tuple[Gaussian, Estimate, int, int]:

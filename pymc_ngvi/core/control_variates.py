@@ -1,4 +1,4 @@
-r"""Control variates at an anchor: batches estimate only what is left of a quadratic expansion.
+r"""Control variates: batches estimate only the remainder of a quadratic expansion at an anchor.
 
 For a log density f of which a batch U shows :math:`f_U`, with :math:`E[f_U] = f`, and its second
 order expansion :math:`T_a f` at an anchor a,
@@ -7,8 +7,8 @@ order expansion :math:`T_a f` at an anchor a,
 
 is as unbiased as :math:`f_U` itself, and so are its gradient and Hessian. Its noise is that of the
 third order in x - a. Near the mode of M rows, :math:`x - a` is of order :math:`M^{-1/2}`, so where
-the noise of plain batches is many posterior standard deviations, this one's is a small part of one.
-The price is one pass over the data for :math:`T_a f`.
+the noise of plain batches is many posterior standard deviations, the noise that is left is a small
+part of one. The cost is one pass over the data for :math:`T_a f`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 
-#: KL divergence, per dimension, of a member from the one at the anchor that calls for a new one.
+#: KL divergence, per dimension, of a member from the one at the anchor beyond which a new anchor is
+#: needed: the control variates then hardly reduce the noise.
 FAR = 2.0
-#: The same where a pass over the data costs less than the evaluations that are to follow.
+#: The same where a pass over the data costs less than the evaluations that are to follow, so that
+#: even a small gain pays for it.
 NOTICEABLE = 0.01
 
 
@@ -38,14 +40,14 @@ class Anchor:
     q : Gaussian
         The member whose mean is the anchor.
     full : Evaluation
-        At that one point. Without a Hessian the expansion is one of first order.
+        The target at that one point. Without a Hessian the expansion is of first order.
     """
 
     q: Gaussian
     full: Evaluation
 
     def is_far_from(self, q: Gaussian, price: float, planned: int) -> bool:
-        """Whether it is time for an anchor at the mean of q.
+        """Whether q is so far from the anchor that a new one pays.
 
         Parameters
         ----------
@@ -53,20 +55,20 @@ class Anchor:
         price : float
             Cost of a pass over the data, in evaluations of a batch.
         planned : int
-            Evaluations that are to follow.
+            Number of evaluations that are to follow.
         """
         return q.kl(self.q) > q.dim * (NOTICEABLE if price < planned else FAR)
 
     def control(self, draws: Array, here: Evaluation, there: Evaluation) -> Evaluation:
-        """Take the expansion of each batch away from its evaluation, and add that of all the data.
+        """Subtract the expansion of each batch from its evaluation, and add that of all the data.
 
         Parameters
         ----------
         draws : array, (n, d)
         here : Evaluation
-            Of a batch at each draw.
+            A batch at each draw.
         there : Evaluation
-            Of the same batches at the anchor.
+            The same batches at the anchor.
         """
         away = draws - self.q.mean
         slope = self.full.gradient - there.gradient
@@ -91,7 +93,7 @@ class Anchored:
     Parameters
     ----------
     estimator : Estimator
-        What estimates.
+        The estimator to use.
     """
 
     def __init__(self, estimator: Estimator) -> None:

@@ -22,15 +22,15 @@ from pymc_ngvi.core.linalg import Array, symmetrise
 from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.errors import NonFiniteError
 
-# Hessians are evaluated in blocks of about this many numbers (32 MiB), then summed.
-_BLOCK_SIZE = 2**22
-# Of a Hessian scaled to a diagonal of 1.
+# Hessians are evaluated in chunks of about this many numbers (32 MiB), then summed.
+_CHUNK_SIZE = 2**22
+# Eigenvalues of a Hessian scaled to a diagonal of 1 that are smaller are rounding.
 _SMALLEST_EIGENVALUE = 1e-10
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean gradient and Hessian under a Gaussian, with the ELBO seen on the way.
+    """Mean gradient and Hessian under a Gaussian, and the ELBO from the same draws.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Estimate:
     evaluations : int
         Evaluations of the target spent.
     coupling : array, (d, d), or None
-        Mean Hessian in full, where a factorised family was given more than the diagonal it needs.
+        The whole mean Hessian, where an estimator with `coupled` serves a factorised family.
     """
 
     gradient: Array
@@ -93,7 +93,7 @@ class _DrawsEstimator(ABC):
 
     @abstractmethod
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
-        """Estimate from given standard normal rows z (n, d): common draws for comparing members."""
+        """Estimate from given standard normal rows z (n, d), so that members can share draws."""
 
 
 class BonnetPrice(_DrawsEstimator):
@@ -102,14 +102,14 @@ class BonnetPrice(_DrawsEstimator):
     .. math:: g = \frac1N\sum_n \nabla f(X_n), \quad
               H = \frac1N\sum_n \nabla^2 f(X_n), \quad X_n \sim q
 
-    The diagonal families need, and ask for, the Hessian's diagonal only.
+    Of the diagonal families only the Hessian's diagonal is evaluated, unless `coupled` is true.
 
     Parameters
     ----------
     antithetic : bool
         Draw in pairs (default); False gives the plain draws of the paper.
     coupled : bool
-        Ask for the whole Hessian with the diagonal families too, and keep its mean as `coupling`.
+        Evaluate the whole Hessian for the diagonal families too, and keep its mean as `coupling`.
     """
 
     name: ClassVar[str] = "bonnet-price"
@@ -127,12 +127,12 @@ class BonnetPrice(_DrawsEstimator):
         hessian: Array = np.zeros(())
         coupled = self.coupled and q.factorised and q.has_mean
         curvature = "full" if coupled else q.curvature
-        block = max(1, _BLOCK_SIZE // (q.dim**2 if coupled else q.precision.size))
-        for start in range(0, n, block):
-            part = slice(start, min(start + block, n))
+        chunk = max(1, _CHUNK_SIZE // (q.dim**2 if coupled else q.precision.size))
+        for start in range(0, n, chunk):
+            part = slice(start, min(start + chunk, n))
             evaluation = target.evaluate(draws[part], curvature)
             if evaluation.hessian is None:
-                raise TypeError("the target gives no Hessian: use the Stein estimator")
+                raise TypeError("the target returned no Hessian: use the Stein estimator")
             sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
             if not _all_finite(evaluation.log_density, *sums):
                 raise _non_finite(evaluation, draws[part], part.stop, n)
@@ -154,8 +154,8 @@ class Stein(_DrawsEstimator):
     .. math:: H = -P + \mathrm{sym}\Bigl(L\, \frac1N\sum_n z_n r_n'\Bigr), \quad
               r_n = \nabla f(x_n) + L z_n, \quad x_n = \mu + L^{-\top} z_n
 
-    The residual r is the gradient of log p - log q: it vanishes where q is the target, and the
-    variance with it. About 5 d draws or more are needed for a useful full Hessian.
+    The residual r is the gradient of log p - log q: it is zero where q is the target, and so is the
+    variance. About 5 d draws or more are needed for a useful full Hessian.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class Stein(_DrawsEstimator):
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
-    """Average estimates made from equally many draws each."""
+    """Average estimates, each from the same number of draws."""
     errors = np.array([estimate.elbo_se for estimate in estimates])
     couplings = [e.coupling for e in estimates if e.coupling is not None]
     return Estimate(
@@ -198,16 +198,16 @@ def decouple(estimates: Sequence[Estimate], coupling: Array) -> list[Estimate]:
 
     .. math:: g \to D H^{-1} g, \quad D = \mathrm{diag}(H)
 
-    The ELBO's second derivative in the mean is the mean Hessian, so that a step of size 1 then
-    moves the mean by Newton's step instead of one component after the other, and ends at the same
-    solution. Where the Hessian is indefinite the absolute values of its eigenvalues serve.
+    The ELBO's second derivative in the mean is the mean Hessian, so a step of size 1 then moves the
+    mean by Newton's step, instead of each component as if the others were fixed. The solution is
+    the same. An indefinite Hessian is replaced by the one with the absolute eigenvalues.
 
     Parameters
     ----------
     estimates : sequence of Estimate
         Each with the diagonal of a Hessian.
     coupling : array, (d, d)
-        Mean Hessian H, the same for all of them.
+        Mean Hessian H, used for all of them.
     """
     scale = np.sqrt(np.maximum(np.abs(coupling.diagonal()), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(coupling / np.outer(scale, scale))

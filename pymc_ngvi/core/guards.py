@@ -1,10 +1,10 @@
-r"""Guards: what becomes of an update that leaves the family's domain.
+r"""Guards: what replaces an update that leaves the family's domain.
 
 All of them take the paper's update wherever it is safe, so on a log-concave target they are the
-same algorithm; in particular a step of size 1 is exact on a Gaussian one, which it would not be
-with the correction of `lin` applied always. With :math:`-H \succeq 0` the new precision satisfies
-:math:`P_+ \succeq (1-\eta) P`. `lin` and `backtrack` call an update safe that keeps half of that:
-one that only just stays in the domain would give some direction a variance made of noise.
+same algorithm. In particular a step of size 1 is exact on a Gaussian target, which it would not be
+if the correction of `lin` were always applied. With :math:`-H \succeq 0` the new precision is at
+least :math:`(1-\eta) P`. `lin` and `backtrack` call an update safe if its precision exceeds half of
+that: the variances of an update that only just stays in the domain would be mostly noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pymc_ngvi.errors import DomainError
 
 @dataclass(frozen=True)
 class Mixed:
-    """The member after an update, the step size really taken, and whether the guard had to act."""
+    """The member after an update, the step size taken, and whether the guard changed the update."""
 
     q: Gaussian
     step_size: float
@@ -32,11 +32,12 @@ class Mixed:
 
 Guard: TypeAlias = Callable[[Gaussian, Estimate, float], Mixed]
 
+# A step 2^40 times shorter no longer changes the precision by more than rounding.
 _MOST_HALVINGS = 40
 
 
 def lin(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
-    """Correct the update to second order (Lin, Schmidt and Khan 2020) where it left the domain.
+    """Correct the update to second order (Lin, Schmidt and Khan 2020) where it is not safe.
 
     The corrected precision is positive definite for every symmetric Hessian, and agrees with the
     plain update to first order in the step size.
@@ -48,12 +49,12 @@ def lin(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     corrected = q.mix_corrected(estimate.gradient, estimate.hessian, step_size, margin=margin)
     if corrected is not None:
         return Mixed(corrected, step_size, active=True)
-    # Only rounding or overflow gets here; a shorter step is the only way left.
+    # Rounding or overflow spoiled the correction: only a shorter step can help.
     return backtrack(q, estimate, step_size)
 
 
 def backtrack(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
-    """Halve the step size until the update stays in the domain."""
+    """Halve the step size until the update is safe."""
     shorter = step_size
     for _ in range(_MOST_HALVINGS):
         mixed = q.mix(estimate.gradient, estimate.hessian, shorter, margin=_margin(shorter))
@@ -71,7 +72,7 @@ def none(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
     """Take the paper's bare update, and fail where it leaves the domain."""
     mixed = q.mix(estimate.gradient, estimate.hessian, step_size)
     if mixed is None:
-        smallest = q.smallest_precision(estimate.hessian, step_size)
+        smallest = q.smallest_eigenvalue(q.mixed_precision(estimate.hessian, step_size))
         raise DomainError(
             f"the precision lost positive definiteness (smallest eigenvalue {smallest:.3g}) at "
             f"step size {step_size:.3g}; lower step_size, use guard='lin', or project onto "
@@ -81,7 +82,10 @@ def none(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
 
 
 def clip(lowest: float, highest: float) -> Guard:
-    """Leave it to eigenvalue bounds: clip the spectrum of the new precision into them."""
+    """Build the guard that clips the eigenvalues of a new precision to [lowest, highest].
+
+    It acts only where the plain update leaves the domain; the projection does the rest.
+    """
 
     def clipping(q: Gaussian, estimate: Estimate, step_size: float) -> Mixed:
         mixed = q.mix(estimate.gradient, estimate.hessian, step_size)
@@ -99,7 +103,7 @@ GUARDS: dict[str, Guard] = {"lin": lin, "backtrack": backtrack, "none": none}
 def get_guard(guard: str | Guard, projection: Any = None) -> Guard:
     """Guard by name, or the guard itself.
 
-    With "none", a projection that bounds the eigenvalues from above takes over the guard's work.
+    With "none" and a projection that bounds the variances from above, it is :func:`clip`.
     """
     if callable(guard):
         return guard

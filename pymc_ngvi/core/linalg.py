@@ -1,7 +1,7 @@
 """The four triangular operations the dense family rests on.
 
-They call LAPACK directly: SciPy's wrappers spend longer on checks than a small matrix needs, and a
-failed factorisation is an ordinary outcome here, told by ``None`` instead of an exception.
+They call LAPACK directly: SciPy's wrappers spend more time on checks than LAPACK on a small matrix.
+A failed factorisation is an ordinary outcome here, so it returns None instead of raising.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from scipy.linalg.lapack import dgeqrf, dgeqrf_lwork, dpotrf, dtrtri, dtrtrs
 
 Array = NDArray[np.float64]
 
-# A pivot this small against its diagonal entry is rounding noise, not information: its
-# reciprocal would be a variance made of nothing.
+# A pivot this small relative to its diagonal entry is rounding error: its reciprocal would be a
+# meaningless variance.
 _SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
 
 
@@ -46,7 +46,7 @@ def lower_factor_of_gram(root: Array) -> Array:
 
     Forming R' R would square the condition number; the factor found here is as accurate as R.
     """
-    workspace, _ = dgeqrf_lwork(*root.shape)  # LAPACK's minimum would forgo blocking
+    workspace, _ = dgeqrf_lwork(*root.shape)  # LAPACK's minimum is slow
     packed, _, _, _ = dgeqrf(root, lwork=int(workspace))
     upper = np.triu(packed)
     signs = np.where(upper.diagonal() < 0, -1.0, 1.0)

@@ -5,8 +5,8 @@ Each solves, for its set C of expectation parameters,
 .. math:: \mathrm{proj}_C(\omega) = \arg\min_{\omega' \in C} d_{A^*}(\omega', \omega)
           = \arg\min_{q' \in C} \mathrm{KL}(q', q).
 
-A projection is any callable from a member of a family to a member of the same family. It returns
-the very object it was given where that lies in the set already.
+A projection is any callable from a member of a family to a member of the same family. Given a
+member that lies in the set already, it returns that same object.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class EigenvalueBounds:
     Clips the eigenvalues of the covariance to [alpha, beta] and keeps the mean.
 
     The lower bound alone gives a convex set in omega. A finite upper bound does not (unless the
-    family is centred): mixing two members of the set with distant means gives, in omega, a Gaussian
+    family is centred): mixing, in omega, two members of the set with distant means gives a Gaussian
     whose covariance contains the spread of the means. The point returned is then still the unique
-    minimiser, but the paper's convergence results, which ask for a convex C, do not cover it.
+    minimiser, but the paper's convergence results, which assume a convex C, do not cover it.
 
-    Clipping an indefinite "covariance" would send its negative eigenvalues to alpha, although a
+    Clipping an indefinite "covariance" would set its negative eigenvalues to alpha, although a
     precision that has just passed zero means a very large variance. With `guard="none"` the update
-    is therefore clipped in the spectrum of the precision, where such directions go to beta.
+    is therefore clipped in the spectrum of the precision, where such directions get beta.
 
     Parameters
     ----------
     alpha, beta : float
-        Bounds, 0 <= alpha <= beta; either may be left at its default (no bound).
+        Bounds, 0 <= alpha <= beta. The defaults are no bounds.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class NonNegativeMean:
     """
 
     def check(self, family: type[Gaussian]) -> None:
-        """Raise where the projection does not fit the family."""
+        """Raise an error where the projection does not fit the family."""
         if not family.factorised:
             raise ValueError(
                 f"NonNegativeMean does not fit family {family.name!r}: with cross-covariances, "
@@ -109,8 +109,8 @@ class Composition:
     """Several projections, one after the other.
 
     On the diagonal families the projections of this module act on different parts of the parameter,
-    and their composition is the projection onto the intersection; in general it only ends in the
-    last set.
+    and their composition is the projection onto the intersection of their sets. In general the
+    result only lies in the last set.
     """
 
     def __init__(self, *projections: Projection) -> None:
@@ -120,13 +120,13 @@ class Composition:
         self.projections = projections
 
     def check(self, family: type[Gaussian]) -> None:
-        """Raise where one of the projections does not fit the family."""
+        """Raise an error where one of the projections does not fit the family."""
         for projection in self.projections:
             check_projection(projection, family)
 
     @property
     def precision_bounds(self) -> tuple[float, float]:
-        """The tightest of the bounds that its parts put on the precision."""
+        """The tightest of the bounds that the projections put on the precision."""
         bounds = [getattr(part, "precision_bounds", (0.0, np.inf)) for part in self.projections]
         return max((low for low, _ in bounds), default=0.0), min(
             (high for _, high in bounds), default=np.inf
@@ -142,7 +142,7 @@ class Composition:
 
 
 def check_projection(projection: Projection, family: type[Gaussian]) -> None:
-    """Raise, before any work, where a projection does not fit the family."""
+    """Raise an error, before any evaluation, where a projection does not fit the family."""
     if not callable(projection):
         raise TypeError(f"projection {projection!r} is not callable: a projection maps q to q")
     check = getattr(projection, "check", None)

@@ -1,8 +1,8 @@
 """Step-size and sample-size schedules: plain functions of the iteration t, counted from 0.
 
-Any callable of t serves as a schedule, and a bare number means a constant one. It may be asked for
-the same t more than once, so it must depend on t alone. The values are checked where they are used:
-a step size must lie in (0, 1], a sample size must be a positive integer.
+Any callable of t is a schedule, and a number is a constant schedule. It may be called with the same
+t more than once, so it must depend on t alone. The values are checked where they are used: a step
+size must lie in (0, 1], a sample size must be a positive integer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def growing(gamma: float = 1.0, floor: int = 1) -> SampleSchedule:
 
 
 def capped(sizes: int | SampleSchedule, most: int) -> SampleSchedule:
-    """Stop the growth of a sample size at `most`, or at its first value if that is larger.
+    """Limit a sample size to `most`, or to its first value if that is larger.
 
     Examples
     --------

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian
-from pymc_ngvi.core.families.base import LOG_TWO_PI, as_vector
+from pymc_ngvi.core.families.base import LOG_TWO_PI
+from pymc_ngvi.core.families.parameters import as_vector
 from pymc_ngvi.core.linalg import Array, cholesky
 from pymc_ngvi.errors import NonFiniteError
 
@@ -26,7 +27,10 @@ Member = TypeVar("Member", bound=Gaussian)
 
 @dataclass(frozen=True)
 class Moments:
-    """Expectations under q of a function, its gradient (d,) and its Hessian (as the family's)."""
+    """Expectations under q of a function, its gradient (d,) and its Hessian.
+
+    The Hessian is of the representation named by the family's `curvature`.
+    """
 
     value: float
     gradient: Array
@@ -36,8 +40,12 @@ class Moments:
 class FiniteSum(Protocol):
     """A log density made of a prior term and `n_terms` others, with expectations in closed form."""
 
-    #: Counted for targets that read batches of data; the estimator counts evaluations of terms.
+    #: Zero: passes are counted for targets that read batches; here, terms count as evaluations.
     passes: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        """Number of components d."""
 
     @property
     def n_terms(self) -> int:
@@ -56,8 +64,8 @@ class Subsampling:
     Parameters
     ----------
     replace : bool
-        Draw indices with replacement, as in the paper (default), or without; without, the batch is
-        the whole data once N reaches M, and the estimate exact.
+        Draw indices with replacement, as in the paper (default), or without. Without, the batch
+        contains all terms once N reaches M, and the estimate is exact.
     """
 
     def __init__(self, *, replace: bool = True) -> None:
@@ -112,7 +120,7 @@ class LinearRegression(FiniteSum):
     noise_variance : float
         Variance sigma^2 of the noise.
     prior_precision : array, (d, d), or float
-        Precision P_0 of the prior; a number stands for that multiple of the identity.
+        Precision P_0 of the prior; a number means that multiple of the identity.
 
     Examples
     --------
@@ -135,7 +143,7 @@ class LinearRegression(FiniteSum):
         if self.design.ndim != 2 or len(self.design) != len(self.response):
             raise ValueError(
                 f"design has shape {self.design.shape}, response has {self.response.shape}: "
-                "design needs one row a response"
+                "design needs one row for each response"
             )
         finite = np.isfinite(self.design).all(axis=1)
         if not finite.all():

@@ -72,7 +72,7 @@ class Target(ABC):
         """Restart the sequence of batches from `seed`."""
 
     def follow(self, q: Gaussian, planned: int) -> bool:
-        """Move the anchor of the control variates to the mean of `q`, where that pays.
+        """Move the anchor of the control variates to the mean of `q`, where the gain is worth it.
 
         Parameters
         ----------

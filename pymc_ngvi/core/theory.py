@@ -6,8 +6,8 @@ The noise of an estimator is measured by the variance-like quantity of section 2
           + \frac1\eta E\, d_{A^*}(\omega, \omega_+) \Bigr\}, \qquad f(\omega) = KL(q_\omega, \pi),
 
 with :math:`\omega_+` one stochastic step from :math:`\omega`. For the estimators here there is a V
-with :math:`\sigma^2_{\eta,N} \le V / N`, and V governs everything else: the neighbourhood a
-constant step ends in, and the bounds of section 4.
+with :math:`\sigma^2_{\eta,N} \le V / N`, and everything else follows from V: the neighbourhood in
+which a constant step ends, and the bounds of section 4.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def gradient_variance(
     Parameters
     ----------
     points : Gaussian or sequence of them
-        Where to look for the supremum, for instance the iterates of a run. The optimum is always
-        looked at too: the term there is :math:`E\,d(\omega_*, \omega_+)/\eta^2`.
+        Where to take the supremum, for instance the iterates of a run. The optimum is always
+        included: the term there is :math:`E\,d(\omega_*, \omega_+)/\eta^2`.
     optimum : Gaussian
         The solution, or the best approximation of it.
     target, estimator
@@ -104,9 +104,9 @@ def gradient_variance_bound(
 ) -> Variance:
     r"""Estimate an upper bound of the variance at q, :math:`E\,d(\bar\omega_+, \omega_+)/\eta^2`.
 
-    It bounds the variance where the objective is 1-smooth relatively to A* (which a Gaussian target
-    is), and needs no optimum: :math:`\bar\omega_+` is the step with the exact gradient, replaced
-    here by the mean over the replicates, and the loss of one degree of freedom is made good.
+    It bounds the variance where the objective is 1-smooth relative to A* (as on a Gaussian target),
+    and needs no optimum. :math:`\bar\omega_+` is the step with the exact gradient, replaced here by
+    the mean over the replicates; the result is corrected for the degree of freedom this costs.
     """
     estimates = _replicate(q, target, estimator, n_samples, rng, replicates)
     exact = bare_update(q, pool(estimates), step_size).q
@@ -115,7 +115,7 @@ def gradient_variance_bound(
 
 
 def neighbourhood(step_size: float, n_samples: int, *, variance: float, m: float = 1.0) -> float:
-    r"""Predicted size of the neighbourhood a constant step ends in, :math:`\eta V / (m N)`.
+    r"""Predicted size of the neighbourhood where a constant step ends, :math:`\eta V / (m N)`.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def schedule_bound(
 ) -> Array:
     r"""Bounds on :math:`E\,d_{A^*}(\omega_*, \omega_t)`, t = 0, ..., T, for any schedules.
 
-    The one-step inequality behind both results of section 4, iterated as it is:
+    The one-step inequality behind both results of section 4, iterated:
 
     .. math:: e_{t+1} = (1 - m\eta_t) e_t + \eta_t^2 V / N_t, \quad
               e_0 = d_{A^*}(\omega_*, \omega_0)
@@ -222,7 +222,7 @@ class Plan:
     evaluations : int
         Iterations times the sample size.
     bound : float
-        What the bound promises.
+        Expected Bregman distance at the end, by the bound.
     """
 
     kind: str
@@ -256,10 +256,10 @@ def plan(
         Relative strong convexity; 1 for a Gaussian target.
     max_step : float
         Longest constant step allowed: lower it where the target is far from Gaussian, as the bounds
-        hold only where V bounds the variance along the whole way.
+        hold only if V bounds the variance at all iterates.
     min_samples : int
-        Smallest sample size allowed. V / N must bound the variance down to it: with antithetic
-        draws a V measured at an even N says nothing of N = 1, which has no pair, so give 2.
+        Smallest sample size allowed. V / N must bound the variance for it too: with antithetic
+        draws a V measured at an even N does not hold for N = 1, which has no pair, so give 2.
 
     Returns
     -------

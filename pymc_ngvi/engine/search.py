@@ -1,6 +1,6 @@
 """Several starts: warm up each, abandon the poor ones, and fit the best to the end.
 
-Where a single start ends badly, others are tried in the same way before the fit gives up.
+Where a single start stalls or fails, others are tried in the same way.
 """
 
 from __future__ import annotations
@@ -10,30 +10,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pymc_ngvi.core.algorithm import Iterations, State, Status
+from pymc_ngvi.core.algorithm import Iterations, Returning, State, Status
 from pymc_ngvi.engine.automatic import Engine
 from pymc_ngvi.errors import DomainError, NonFiniteError
-
-#: Starts tried where a single one ends badly.
-RETRIES = 4
-# Draws on which starts are compared.
-_COMPARED_DRAWS = 64
-# Divergence, in nats, below which two fits are the same.
-_SAME = 1.0
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of one start.
+    """The outcome of one start.
 
     Attributes
     ----------
     outcome : str
-        "best", "same" (it came to the same optimum), "other" (another one, fitted to the end),
-        "abandoned" (far below the others after its warm-up), "stalled" or "failed".
+        "best", "same" (it reached the same optimum), "other" (it reached another one), "abandoned"
+        (its ELBO was far below the best after the warm-up), "stalled" or "failed".
     elbo : float
-        ELBO it came to: of starts fitted to the end all on the same draws, of the others after
-        the warm-up; NaN where it failed.
+        ELBO of the fit, or after the warm-up where it was not fitted to the end, all on the same
+        draws; NaN where the start failed, or is the only one.
     """
 
     outcome: str
@@ -47,14 +40,14 @@ class Search:
     ----------
     engine : Engine
     spare : callable
-        Gives so many more states to start from; fewer where it finds none.
+        ``spare(n)`` returns n further states to start from, or fewer where it finds no more.
 
     Attributes
     ----------
     attempts : list of Attempt
-        What became of each start so far.
+        The outcomes of the starts so far.
     best : State or None
-        What to return if the fit is cut short now, in place of the start that is being fitted.
+        The state to return if the fit is interrupted now, instead of the one being fitted.
     """
 
     def __init__(self, engine: Engine, spare: Callable[[int], Sequence[State]]) -> None:
@@ -64,27 +57,23 @@ class Search:
         self.best: State | None = None
 
     def fit(self, states: Sequence[State], n_iterations: int) -> Iterations:
-        """Fit from the given states, for so many iterations at most in all."""
+        """Fit from the given states, for at most `n_iterations` in all."""
         last = states[0].iteration + n_iterations
         if len(states) > 1:
             return (yield from self._best_of(states, last))
         (state,) = states
         error: NonFiniteError | DomainError | None = None
-        iterations = self.engine.fit(state, n_iterations)
+        iterations = Returning(self.engine.fit(state, n_iterations))
         try:
-            while True:
-                try:
-                    state, info = next(iterations)
-                except StopIteration as end:
-                    status, state = end.value
-                    break
+            for state, info in iterations:
                 yield state, info
+            status, state = iterations.value
         except (NonFiniteError, DomainError) as raised:
             status, error = Status.FAILED, raised
         if status not in (Status.STALLED, Status.FAILED):
             self.attempts.append(Attempt("best"))
             return status, state
-        others = [] if state.iteration >= last else self.spare(RETRIES)
+        others = [] if state.iteration >= last else self.spare(self.engine.problem.settings.retries)
         if status == Status.STALLED and others:
             self.best = state
         if others:
@@ -108,9 +97,9 @@ class Search:
         last: int,
         ended: Sequence[tuple[Status, State]] = (),
     ) -> Iterations:
-        """Warm up every state, and fit the best to the end; with it any that comes close.
+        """Warm up every state, and fit to the end the best and those that come close to it.
 
-        What `ended` before is among those the best is chosen from.
+        The best is chosen among these and the fits that have `ended` before.
         """
         engine, state = self.engine, states[0]
         warmed: list[State] = []
@@ -118,7 +107,7 @@ class Search:
         for i, start in enumerate(states):
             if state.iteration >= last:
                 break
-            share = (engine.max_evaluations - engine.evaluations) // (2 * (len(states) - i))
+            share = engine.remaining // (2 * (len(states) - i))
             begun = self._after(state, start)
             try:
                 state = yield from engine.warm_up(begun, last, share)
@@ -139,7 +128,7 @@ class Search:
             elif finished and engine.spent:
                 finished.append((Status.MAX_EVALUATIONS, state))
             else:
-                # Cut short, the first leader is what was fitted; a later one must not replace it.
+                # If interrupted from here on, a later leader must not replace the first.
                 self.best = finished[0][1] if finished else None
                 try:
                     status, state = yield from engine.converge(state, last)
@@ -157,12 +146,12 @@ class Search:
 
     def _leaders(self, warmed: Sequence[State]) -> list[State]:
         """Return the states worth fitting to the end, the best first."""
-        elbos = self._elbos(warmed)
+        elbos = self.engine.elbos(warmed)
         leaders: list[State] = []
         for i in sorted(range(len(warmed)), key=lambda i: -elbos[i]):
             q = warmed[i].q
-            near = any(q.kl(leader.q) < _distance(q.dim) for leader in leaders)
-            poor = elbos[i] < max(elbos) - _distance(q.dim)
+            near = any(q.kl(leader.q) < self._distinct(q.dim) for leader in leaders)
+            poor = elbos[i] < max(elbos) - self._distinct(q.dim)
             if near or poor:
                 self.attempts.append(Attempt("same" if near else "abandoned", elbos[i]))
             else:
@@ -170,41 +159,27 @@ class Search:
         return leaders
 
     def _choose(self, finished: Sequence[tuple[Status, State]]) -> tuple[Status, State]:
-        """Return the best of the states fitted to the end, and tell the others from it."""
+        """Return the best of the states fitted to the end, and record all outcomes."""
         states = [state for _, state in finished]
         alone = len(states) == 1 and not self.attempts
-        elbos = [np.nan] if alone else self._elbos(states)
+        elbos = [np.nan] if alone else self.engine.elbos(states)
         best = int(np.argmax(elbos))
-        chosen = finished[best][1].q
+        chosen, same = finished[best][1].q, self.engine.problem.settings.same_fit
         for i, (status, state) in enumerate(finished):
-            near = min(state.q.kl(chosen), chosen.kl(state.q)) < _SAME
+            near = min(state.q.kl(chosen), chosen.kl(state.q)) < same
             outcome = "best" if i == best else "same" if near else "other"
             self.attempts.append(
                 Attempt("stalled" if status == Status.STALLED and i != best else outcome, elbos[i])
             )
         return finished[best]
 
-    def _elbos(self, states: Sequence[State]) -> list[float]:
-        """ELBO of each state, all on the same draws."""
-        if not states:
-            return []
-        z = self.engine.draw(_COMPARED_DRAWS, states[0].q)
-        elbos = []
-        for state in states:
-            self.engine.anchor(state.q)  # that of another state may be far from this one
-            try:
-                elbos.append(self.engine.evaluate(state.q, z).estimate.elbo)
-            except NonFiniteError:
-                elbos.append(-np.inf)
-        return elbos
-
     def _after(self, before: State, start: State) -> State:
-        """Let a start follow on the iterations and evaluations before it."""
+        """Let a start continue the count of iterations and evaluations."""
         return replace(
             start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
         )
 
-
-def _distance(dim: int) -> float:
-    """Nats beyond which two optima are told apart, and a start is poor, after the warm-up."""
-    return max(3.0, dim / 2)
+    def _distinct(self, dim: int) -> float:
+        """Nats beyond which two optima differ, and a start is poor, after the warm-up."""
+        settings = self.engine.problem.settings
+        return max(settings.distinct, settings.distinct_per_dimension * dim)

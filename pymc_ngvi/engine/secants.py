@@ -1,4 +1,4 @@
-r"""Secants: what past natural-gradient steps on common draws tell of where they lead.
+r"""Secants: what past natural-gradient steps on common draws show about where they lead.
 
 With common draws a step of size 1 is a fixed-point iteration :math:`\theta \to \theta + r(\theta)`.
 It closes in on the solution by a constant factor: a few hundredths where the posterior is nearly
@@ -20,42 +20,43 @@ import numpy as np
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian, Natural
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.engine.settings import DEFAULTS, Settings
 from pymc_ngvi.errors import DomainError
-
-#: How many secants are kept.
-WINDOW = 5
-# Combinations of residuals smaller than this, relatively and squared, are rounding.
-_SMALLEST_EIGENVALUE = 1e-10
 
 
 def residual(q: Gaussian, estimate: Estimate) -> Natural:
     """Step in natural parameters that an estimate asks for, seen from the mean of q."""
-    first = estimate.gradient if q.natural.first.size else np.empty(0)
+    first = estimate.gradient if q.has_mean else np.empty(0)
     return Natural(first, (estimate.hessian + q.precision) / 2)
 
 
 class Secants:
-    """The last few pairs of members evaluated on common draws.
+    """The last few steps between members evaluated on common draws.
 
-    Their parameters are quadratic functions, kept with the point they are centred at, and seen
-    from the mean of the member they are asked about, so that nothing large cancels.
+    A natural parameter is a quadratic function of x. It is kept with the point it is centred at,
+    and recentred at the mean of the member it is used for, so that nothing large cancels.
+
+    Parameters
+    ----------
+    settings : Settings
     """
 
-    def __init__(self) -> None:
-        self._pairs: deque[tuple[Array, Natural, Natural]] = deque(maxlen=WINDOW)
+    def __init__(self, settings: Settings = DEFAULTS) -> None:
+        self._smallest_eigenvalue = settings.smallest_eigenvalue
+        self._pairs: deque[tuple[Array, Natural, Natural]] = deque(maxlen=settings.n_secants)
 
     def add(self, before: tuple[Gaussian, Estimate], after: tuple[Gaussian, Estimate]) -> None:
         """Remember a step: two members, each with the estimate at it."""
         (old, old_estimate), (new, new_estimate) = before, after
         shift = old.mean - new.mean
-        empty = np.zeros(new.natural.first.shape)
-        was = _recentred(Natural(empty, -old.precision / 2), shift)
-        change = Natural(empty, -new.precision / 2) - was
-        response = residual(new, new_estimate) - _recentred(residual(old, old_estimate), shift)
+        zero = np.zeros(new.dim if new.has_mean else 0)
+        was = _recentred(new, Natural(zero, -old.precision / 2), shift)
+        change = Natural(zero, -new.precision / 2) - was
+        response = residual(new, new_estimate) - _recentred(new, residual(old, old_estimate), shift)
         self._pairs.append((new.mean, change, response))
 
     def solve(self, q: Gaussian, directions: list[Natural]) -> list[Natural]:
-        """Whole ways to go from q, of which each direction is the first step.
+        """Extend each direction, the first step from q, to the whole way to the solution.
 
         Parameters
         ----------
@@ -67,14 +68,14 @@ class Secants:
             return directions
         changes, responses = [], []
         for mean, change, response in self._pairs:
-            changes.append(_recentred(change, mean - q.mean))
-            responses.append(_recentred(response, mean - q.mean))
+            changes.append(_recentred(q, change, mean - q.mean))
+            responses.append(_recentred(q, response, mean - q.mean))
         centred = q.with_mean(np.zeros(q.dim))
         moved = [centred.fisher_product(response) for response in responses]
         gram = np.array([[response.inner(other) for other in moved] for response in responses])
         scale = np.sqrt(np.maximum(gram.diagonal(), np.finfo(float).tiny))
         values, vectors = np.linalg.eigh(gram / np.outer(scale, scale))
-        kept = values > _SMALLEST_EIGENVALUE * values[-1]
+        kept = values > self._smallest_eigenvalue * values[-1]
         values, vectors = values[kept], vectors[:, kept]
         ways = []
         for direction in directions:
@@ -91,20 +92,19 @@ class Secants:
         return len(self._pairs)
 
     def extrapolate(self, q: Gaussian, estimate: Estimate, share: float = 1.0) -> Gaussian | None:
-        """Go a share of the way the steps lead, if the family has a member there."""
+        """Go a share of the way to where the steps lead; None where the family has no member."""
         (way,) = self.solve(q, [residual(q, estimate)])
         second = share * way.second - q.precision / 2
         try:
             member = type(q).from_natural(Natural(share * way.first, second))
         except (DomainError, ValueError):
             return None
-        return member.with_mean(member.mean + q.mean) if way.first.size else member
+        return member.with_mean(member.mean + q.mean) if q.has_mean else member
 
 
-def _recentred(natural: Natural, shift: Array) -> Natural:
+def _recentred(q: Gaussian, natural: Natural, shift: Array) -> Natural:
     """See a quadratic function from another point; `shift` leads from there to the old one."""
-    if not natural.first.size:
+    if not q.has_mean:
         return natural
-    second = natural.second
-    product = second * shift if second.ndim == 1 else second @ shift
-    return Natural(natural.first - 2 * product, second)
+    product = q.product(natural.second, shift)
+    return Natural(natural.first - 2 * product, natural.second)

@@ -15,7 +15,7 @@ def moments(z, order):
 
 
 @pytest.mark.parametrize(("dim", "pairs"), SHAPES)
-@pytest.mark.parametrize("draw", [designs.block, designs.balanced])
+@pytest.mark.parametrize("draw", [designs.orthogonal, designs.balanced])
 def test_moments_up_to_the_third_are_exact(dim, pairs, draw):
     z = draw(pairs, dim, np.random.default_rng(dim))
     np.testing.assert_allclose(moments(z, 2), np.eye(dim), atol=1e-12)
@@ -30,21 +30,21 @@ def test_fourth_moments_fall_short_by_a_known_factor_that_balancing_removes(dim,
     normal = sum(
         np.einsum(f"{pair}->abcd", identity, identity) for pair in ("ab,cd", "ac,bd", "ad,bc")
     )
-    for draw, factor in ((designs.block, pairs / (pairs + 2)), (designs.balanced, 1.0)):
+    for draw, factor in ((designs.orthogonal, pairs / (pairs + 2)), (designs.balanced, 1.0)):
         found = np.array([moments(draw(pairs, dim, rng), 4) for _ in range(4000)])
         error = found.std(axis=0) / np.sqrt(len(found)) + 1e-12
         assert (np.abs(found.mean(axis=0) - factor * normal) / error).max() < 4.5
 
 
 @pytest.mark.parametrize(("dim", "pairs"), [(3, 64), (10, 64)])
-def test_fourth_moments_of_balanced_sobol_blocks(dim, pairs):
-    """Nearly right, and with little more than half the spread of one block of as many pairs."""
+def test_fourth_moments_of_balanced_sobol_sets(dim, pairs):
+    """Nearly right, and with little more than half the spread of one set of as many pairs."""
     rng = np.random.default_rng(2)
     balanced, plain = (
         [np.square(np.square(draw(rng)).sum(axis=1)).mean() / (dim * (dim + 2)) for _ in range(300)]
         for draw in (
             lambda rng: designs.balanced(pairs, dim, rng),
-            lambda rng: designs.block(2 * pairs, dim, rng),
+            lambda rng: designs.orthogonal(2 * pairs, dim, rng),
         )
     )
     assert abs(np.mean(balanced) - 1) < 0.02
@@ -52,11 +52,11 @@ def test_fourth_moments_of_balanced_sobol_blocks(dim, pairs):
 
 
 def test_fewer_pairs_than_dimensions_are_orthogonal():
-    z = designs.block(3, 7, np.random.default_rng(0))[:3]
+    z = designs.orthogonal(3, 7, np.random.default_rng(0))[:3]
     np.testing.assert_allclose(z @ z.T, 7 * np.eye(3), atol=1e-12)
 
 
-@pytest.mark.parametrize("draw", [designs.block, designs.balanced])
+@pytest.mark.parametrize("draw", [designs.orthogonal, designs.balanced])
 def test_the_partner_of_a_row_is_half_the_rows_further_on(draw):
     z = draw(5, 3, np.random.default_rng(0))
     np.testing.assert_array_equal(z[: len(z) // 2], -z[len(z) // 2 :])
@@ -64,10 +64,10 @@ def test_the_partner_of_a_row_is_half_the_rows_further_on(draw):
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 8, 10, 26, 150])
 @pytest.mark.parametrize("n", [16, 64, 100, 1000])
-def test_batches_are_independent_equal_and_as_many_as_announced(dim, n):
-    z = designs.batches(n, dim, np.random.default_rng(0))
+def test_replicates_are_independent_equal_and_as_many_as_announced(dim, n):
+    z = designs.replicates(n, dim, np.random.default_rng(0))
     assert len(z) in (2, 4, 8)
-    assert len({batch.shape for batch in z}) == 1
+    assert len({replicate.shape for replicate in z}) == 1
     size = sum(map(len, z))
     assert size == designs.rounded_size(n, dim) == designs.rounded_size(size, dim)
     assert n <= size <= max(n + 4 * len(z), 16 * max(dim, 4))
@@ -77,7 +77,7 @@ def test_batches_are_independent_equal_and_as_many_as_announced(dim, n):
 def test_directions_are_uniform():
     """A fixed direction sees the same distribution as every other: no axis is preferred."""
     rng = np.random.default_rng(3)
-    z = np.concatenate([designs.block(4, 4, rng)[:4] for _ in range(5000)])
+    z = np.concatenate([designs.orthogonal(4, 4, rng)[:4] for _ in range(5000)])
     along_axis, along_diagonal = z[:, 0] ** 4, (z.sum(axis=1) / 2) ** 4
     error = np.hypot(along_axis.std(), along_diagonal.std()) / np.sqrt(len(z))
     assert abs(along_axis.mean() - along_diagonal.mean()) < 4 * error

@@ -101,14 +101,14 @@ def test_elbo_standard_error_is_calibrated(estimator):
 
 
 @each_estimator
-def test_blocks_change_nothing(estimator, monkeypatch):
+def test_chunks_change_nothing(estimator, monkeypatch):
     q = member(FullGaussian)
     whole = estimator(logistic, q, 25, np.random.default_rng(8))
-    monkeypatch.setattr(estimators, "_BLOCK_SIZE", 40)
-    blocked = estimator(logistic, q, 25, np.random.default_rng(8))
-    np.testing.assert_allclose(blocked.hessian, whole.hessian, rtol=1e-12)
-    np.testing.assert_allclose(blocked.gradient, whole.gradient, rtol=1e-12, atol=1e-12)
-    assert blocked.elbo == pytest.approx(whole.elbo, rel=1e-12)
+    monkeypatch.setattr(estimators, "_CHUNK_SIZE", 40)
+    chunked = estimator(logistic, q, 25, np.random.default_rng(8))
+    np.testing.assert_allclose(chunked.hessian, whole.hessian, rtol=1e-12)
+    np.testing.assert_allclose(chunked.gradient, whole.gradient, rtol=1e-12, atol=1e-12)
+    assert chunked.elbo == pytest.approx(whole.elbo, rel=1e-12)
 
 
 @each_estimator

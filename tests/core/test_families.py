@@ -12,6 +12,7 @@ from pymc_ngvi.core.families import (
     CentredDiagonalGaussian,
     DiagonalGaussian,
     Expectation,
+    FactorisedGaussian,
     FullGaussian,
     Natural,
     get_family,
@@ -30,7 +31,7 @@ def random_member(family, dim, seed, *, scales=0.0, condition=10.0, offset=3.0):
     if family.curvature == "full":
         return family.from_mean_covariance(mean, spd_matrix(dim, condition, rng) * np.outer(sd, sd))
     variance = sd**2 * rng.uniform(1, condition, dim)
-    if family is CentredDiagonalGaussian:
+    if not family.has_mean:
         mean = np.zeros(dim)
     return family.from_mean_covariance(mean, variance)
 
@@ -223,7 +224,7 @@ def test_fisher_information_is_the_covariance_of_the_statistic(family):
         second = np.einsum("ni,nj->nij", draws, draws).reshape(len(draws), -1)
     else:
         second = np.square(draws)
-    first = draws[:, : q.natural.first.size]
+    first = draws if family.has_mean else draws[:, :0]
     direction = random_direction(q.natural, rng)
     along = np.hstack([first, second]) @ np.concatenate([direction.first, direction.second.ravel()])
     predicted = q.fisher_product(direction)
@@ -263,7 +264,7 @@ def test_mixing_is_linear_in_the_natural_parameter(family):
         product = hessian * q.mean
     mixed = q.mix(gradient, hessian, 0.3)
     theta, target = q.natural, Natural(gradient - product, hessian / 2)
-    if theta.first.size == 0:
+    if not family.has_mean:
         target = Natural(np.empty(0), target.second)
     np.testing.assert_allclose(mixed.natural.second, 0.7 * theta.second + 0.3 * target.second)
     np.testing.assert_allclose(
@@ -409,3 +410,28 @@ def test_stein_hessian_is_symmetric(family):
     rng = np.random.default_rng(23)
     hessian = q.stein_hessian(rng.standard_normal((5, 3)), rng.standard_normal((5, 3)))
     np.testing.assert_array_equal(hessian, hessian.T)
+
+
+def test_a_family_of_tied_variances_needs_its_projection_only():
+    """Every law follows from `symmetrise`: here two pairs of components, each with one variance."""
+
+    class Pairs(FactorisedGaussian):
+        @classmethod
+        def symmetrise(cls, matrix):
+            return np.repeat(matrix.reshape(2, 2).mean(axis=1), 2)
+
+    rng = np.random.default_rng(24)
+    p, q = (Pairs.from_mean_covariance(rng.normal(size=4), rng.uniform(1, 3, 4)) for _ in "pq")
+    assert len(set(q.precision)) == 2
+    for back in (Pairs.from_natural(q.natural), Pairs.from_expectation(q.expectation)):
+        assert discrepancy(back, q) < 1e-12
+    assert Pairs.bregman(p.expectation, q.expectation) == pytest.approx(p.kl(q), rel=1e-9)
+    direction = Natural(rng.normal(size=4), Pairs.symmetrise(rng.normal(size=4)))
+    ahead, behind = (
+        Pairs.grad_log_partition(perturb(q.natural, direction, size)) for size in (1e-6, -1e-6)
+    )
+    product = q.fisher_product(direction)
+    np.testing.assert_allclose((ahead.first - behind.first) / 2e-6, product.first, rtol=1e-6)
+    np.testing.assert_allclose((ahead.second - behind.second) / 2e-6, product.second, rtol=1e-6)
+    hessian = q.stein_hessian(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)))
+    assert len(set(q.mix_corrected(np.ones(4), hessian, 0.5).precision)) == 2

@@ -92,7 +92,7 @@ def test_elbo_is_the_evidence_at_the_exact_posterior():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(design=[[1.0]], response=[1.0, 2.0]), "one row a response"),
+        (dict(design=[[1.0]], response=[1.0, 2.0]), "one row for each response"),
         (dict(design=[[1.0], [np.nan]], response=[1.0, 2.0]), "not finite in row 1"),
         (dict(design=[[1.0]], response=[np.inf]), "response is not finite at index 0"),
         (dict(design=[[1.0]], response=[1.0], noise_variance=0.0), "noise_variance"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_ngvi.core.algorithm import State, drive
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Stein
 from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.core.target import Evaluation, Target
@@ -21,14 +20,9 @@ from tests.targets import (
     HalfSpace,
     LogisticTarget,
     PoissonTarget,
-    engine,
+    fit,
     pick,
 )
-
-
-def fit(target, start, n=10_000, **arguments):
-    state = State(start)
-    return drive(engine(target, **arguments).fit(state, n), state)
 
 
 def start(family, dim):
@@ -120,12 +114,21 @@ class Analytic(Target):
         return Evaluation(value, first[:, np.newaxis], pick(second[:, None, None], curvature))
 
 
-def test_walls_steeper_than_any_gaussian():
+@pytest.mark.parametrize("seed", range(5))
+def test_walls_steeper_than_any_gaussian(seed):
     """A box with soft walls: steps on a few draws must not lead out of it."""
     box = Analytic(lambda x: -(x**20), lambda x: -20 * x**19, lambda x: -380 * x**18)
-    result = fit(box, FullGaussian.from_curvature(np.array([0.7]), None), max_evaluations=5000)
-    assert abs(result.q.mean[0]) + np.sqrt(result.q.variance[0]) < 1
-    assert result.status != "converged" or abs(result.q.mean[0]) < 0.1
+    start = FullGaussian.from_curvature(np.array([0.7]), None)
+    q = fit(box, start, max_evaluations=5000, seed=seed).q
+    assert abs(q.mean[0]) + np.sqrt(q.variance[0]) < 1
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)  # exact up to the 39th power
+
+    def elbo(q):
+        draws = q.unwhiten(nodes[:, np.newaxis])
+        return weights @ box.log_density(draws) / weights.sum() + q.entropy()
+
+    assert -elbo(q) < 1e-6 * -elbo(start)
 
 
 @pytest.mark.parametrize("start_at", [0.0, -30.0])
@@ -163,22 +166,26 @@ def test_stein_warms_up_in_many_dimensions():
     assert result.q.kl(target.optimum(FullGaussian)) < 1e-8
 
 
-@pytest.mark.parametrize("bend", [0.5, 2.0])
-def test_a_slow_iteration_is_not_taken_for_settled(bend):
+def check_errors(results, errors, *, accuracy, least):
+    """At least so many fits claim to have converged, and no more than one of them is far off."""
+    claimed = [abs(e) for r, e in zip(results, errors, strict=True) if r.status == "converged"]
+    assert len(claimed) >= least
+    assert sum(error > 3 * accuracy for error in claimed) <= 1
+
+
+@pytest.mark.parametrize(("bend", "least"), [(0.5, 8), (2.0, 4)])
+def test_a_slow_iteration_is_not_taken_for_settled(bend, least):
     """The mean of the first component is 0; a fit that claims to have converged is near it."""
     first = FullGaussian.from_curvature(np.array([0.7, 0.7]), None)
     results = [fit(Banana(bend), first, seed=seed, max_evaluations=20_000) for seed in range(10)]
-    errors = [r.q.mean[0] / np.sqrt(r.q.variance[0]) for r in results if r.status == "converged"]
-    assert sum(abs(error) > 0.06 for error in errors) <= 1
+    errors = [r.q.mean[0] / np.sqrt(r.q.variance[0]) for r in results]
+    check_errors(results, errors, accuracy=0.02, least=least)
 
 
 def test_a_funnel_is_not_taken_for_settled():
-    results = [
-        fit(Funnel(), start(FullGaussian, 5), seed=seed, max_evaluations=20_000)
-        for seed in range(10)
-    ]
-    errors = [(r.q.mean[0] - Funnel.mean) / Funnel.sd for r in results if r.status == "converged"]
-    assert sum(abs(error) > 0.06 for error in errors) <= 1
+    results = [fit(Funnel(), accuracy=0.05, seed=s, max_evaluations=30_000) for s in range(10)]
+    errors = [(r.q.mean[0] - Funnel.mean) / Funnel.sd for r in results]
+    check_errors(results, errors, accuracy=0.05, least=6)
 
 
 def test_budgets():

@@ -4,7 +4,8 @@ import numpy as np
 
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Natural
-from pymc_ngvi.engine.secants import WINDOW, Secants, residual
+from pymc_ngvi.engine.secants import Secants, residual
+from pymc_ngvi.engine.settings import DEFAULTS
 from tests.conftest import each_family
 
 
@@ -15,7 +16,7 @@ def linear_estimate(q, optimum, factor):
     """
     way_second = (optimum.precision - q.precision) * (1 - factor)
     shift = optimum.mean - q.mean
-    product = optimum.precision * shift if q.precision.ndim == 1 else optimum.precision @ shift
+    product = q.product(optimum.precision, shift)
     return Estimate((1 - factor) * product, -(q.precision + way_second), 0.0, 0.0, 1)
 
 
@@ -23,11 +24,7 @@ def members(family, dim=3):
     def matrix(values):
         return np.diag(values) if family.curvature == "full" else np.asarray(values)
 
-    mean = (
-        np.zeros(dim)
-        if not family.from_mean_precision(np.zeros(dim), matrix(np.ones(dim))).natural.first.size
-        else np.arange(1.0, dim + 1)
-    )
+    mean = np.arange(1.0, dim + 1) if family.has_mean else np.zeros(dim)
     optimum = family.from_mean_precision(1e3 * mean, matrix([2.0, 3.0, 4.0]))
     start = family.from_mean_precision(1e3 * mean + np.sign(mean), matrix([2.5, 2.0, 5.0]))
     return start, optimum
@@ -88,7 +85,7 @@ def test_repeated_steps_do_no_harm():
     there = q.mix(*_step(estimate), 1.0)
     later = linear_estimate(there, optimum, 0.9)
     secants = Secants()
-    for _ in range(2 * WINDOW):
+    for _ in range(2 * DEFAULTS.n_secants):
         secants.add((q, estimate), (there, later))
     assert secants.extrapolate(there, later).kl(optimum) < 1e-8
 

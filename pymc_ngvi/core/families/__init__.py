@@ -5,19 +5,20 @@ from __future__ import annotations
 import inspect
 
 from pymc_ngvi.arguments import did_you_mean
-from pymc_ngvi.core.families.base import (
-    Expectation,
-    Gaussian,
-    Natural,
-    standard_normal,
+from pymc_ngvi.core.families.base import Gaussian
+from pymc_ngvi.core.families.diagonal import (
+    CentredDiagonalGaussian,
+    DiagonalGaussian,
+    FactorisedGaussian,
 )
-from pymc_ngvi.core.families.diagonal import CentredDiagonalGaussian, DiagonalGaussian
 from pymc_ngvi.core.families.full import FullGaussian
+from pymc_ngvi.core.families.parameters import Expectation, Natural, standard_normal
 
 __all__ = [
     "CentredDiagonalGaussian",
     "DiagonalGaussian",
     "Expectation",
+    "FactorisedGaussian",
     "FullGaussian",
     "Gaussian",
     "Natural",
@@ -28,10 +29,10 @@ __all__ = [
 
 
 def all_families(base: type[Gaussian] = Gaussian) -> dict[str, type[Gaussian]]:
-    """Every concrete family defined so far, by name."""
+    """Every concrete family that has a name, by name; one defined by the user as well."""
     found: dict[str, type[Gaussian]] = {}
     for family in base.__subclasses__():
-        if not inspect.isabstract(family):
+        if not inspect.isabstract(family) and "name" in vars(family):
             found[family.name] = family
         found |= all_families(family)
     return found

@@ -15,68 +15,34 @@ with densities taken against Lebesgue measure times :math:`(2\pi)^{-d/2}`, the p
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import ArrayLike
 
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.families.parameters import (
+    Expectation,
+    Natural,
+    as_vector,
+    domain_error,
+    standard_normal,
+)
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.errors import DomainError
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
-
-
-@dataclass(frozen=True)
-class Natural:
-    r"""Natural parameter :math:`\theta`, the coefficients of the sufficient statistic.
-
-    Attributes
-    ----------
-    first : array, (d,)
-        Coefficient of x; of length 0 for a family without a mean.
-    second : array, (d, d) or (d,)
-        Coefficient of xx', or of x squared elementwise.
-    """
-
-    first: Array
-    second: Array
-
-    def inner(self, other: Expectation) -> float:
-        """Scalar product with an expectation parameter (or with a difference of two)."""
-        return float(self.first @ other.first + np.vdot(self.second, other.second))
-
-    def __sub__(self, other: Natural) -> Natural:
-        return Natural(self.first - other.first, self.second - other.second)
-
-
-@dataclass(frozen=True)
-class Expectation:
-    r"""Expectation parameter :math:`\omega`, the mean of the sufficient statistic.
-
-    Attributes
-    ----------
-    first : array, (d,)
-        Mean of x; of length 0 for a family without a mean.
-    second : array, (d, d) or (d,)
-        Mean of xx', or of x squared elementwise.
-    """
-
-    first: Array
-    second: Array
-
-    def __sub__(self, other: Expectation) -> Expectation:
-        return Expectation(self.first - other.first, self.second - other.second)
 
 
 class Gaussian(ABC):
     """One member of a Gaussian exponential family.
 
-    The loop of :mod:`pymc_ngvi.core.algorithm` calls only the methods below, so a family is free to
-    keep its precision dense, diagonal, sparse or otherwise. The `hessian` handed to `mix` is of
-    the same representation as the precision; the class attribute `curvature` tells the target
-    which one to compute.
+    A family is free to keep its precision dense, diagonal, sparse or otherwise: it gives the
+    abstract methods, and everything else is written in terms of them. What is not abstract and
+    handles a matrix (`product`, `outer`, `diagonal`, ...) is written for a matrix (d, d);
+    :class:`~pymc_ngvi.core.families.FactorisedGaussian` has the same for a vector (d,).
     """
 
     #: Word by which `family=` selects it.
@@ -90,12 +56,21 @@ class Gaussian(ABC):
 
     mean: Array
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"{name}(dim={self.dim}, log_det_precision={self.log_det_precision:.6g})"
+
     @property
     def dim(self) -> int:
         """Number of components d."""
         return int(self.mean.shape[0])
 
-    # Parameters, both ways.
+    @classmethod
+    def min_draws(cls, dim: int) -> int:
+        """Fewest draws from which an estimate of the mean Hessian is useful."""
+        return 4 * dim  # two replicates of antithetic pairs with exact second moments
+
+    # What a family gives: members, and the distribution.
 
     @classmethod
     @abstractmethod
@@ -107,15 +82,119 @@ class Gaussian(ABC):
     def from_mean_covariance(cls, mean: ArrayLike, covariance: ArrayLike) -> Self:
         """Build from mean and covariance; `DomainError` if that is not positive definite."""
 
-    @classmethod
     @abstractmethod
-    def from_natural(cls, natural: Natural) -> Self:
-        """Build from the natural parameter theta."""
+    def with_precision(self, precision: Array) -> Self | None:
+        """Member with the same mean and this precision; None where it is not positive definite."""
+
+    @property
+    @abstractmethod
+    def precision(self) -> Array:
+        """Precision P, in the family's representation."""
+
+    @property
+    @abstractmethod
+    def covariance(self) -> Array:
+        """Covariance: (d, d), or the variances (d,) of a factorised family."""
+
+    @property
+    @abstractmethod
+    def log_det_precision(self) -> float:
+        """Log-determinant of the precision."""
+
+    @abstractmethod
+    def solve(self, vector: Array) -> Array:
+        """Covariance times a vector (d,), by a solve."""
+
+    @abstractmethod
+    def unwhiten(self, z: Array) -> Array:
+        """Map standard normal rows z (n, d) to draws mean + inv(L)' z, with L L' the precision."""
+
+    @abstractmethod
+    def whiten(self, draws: Array) -> Array:
+        """Inverse of `unwhiten`: the standard normal rows of these draws (n, d)."""
+
+    @abstractmethod
+    def score_whitened(self, z: Array) -> Array:
+        """Gradient of log q at the draws `unwhiten(z)`: the rows -L z, (n, d)."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> float:
+        """Kullback-Leibler divergence KL(self, other), in nats."""
+
+    @abstractmethod
+    def fisher_product(self, direction: Natural) -> Expectation:
+        r"""Fisher information times a direction, :math:`\nabla^2 A(\theta)[\Delta\theta]`.
+
+        The information is the derivative of theta -> omega, so a direction in natural parameters
+        becomes one in expectation parameters. Its matrix has d^4 entries for the full family and
+        is never formed.
+        """
+
+    @abstractmethod
+    def stein_hessian(self, z: Array, residual: Array) -> Array:
+        r"""Mean Hessian from gradients alone, by Stein's identity.
+
+        .. math:: H = -P + \mathrm{sym}\bigl(L\, \overline{z r'}\bigr), \quad r = \nabla f(x) + L z
+
+        Parameters
+        ----------
+        z : array, (n, d)
+            Standard normal rows behind the draws.
+        residual : array, (n, d)
+            Gradient of the log density minus that of log q, at the draws.
+        """
+
+    @abstractmethod
+    def corrected_precision(self, hessian: Array, step_size: float, margin: float) -> Array:
+        r"""Precision after an update with the correction of Lin, Schmidt and Khan (2020).
+
+        .. math:: P_+ = P + \eta G + \tfrac{\eta^2}{2} G P^{-1} G, \quad G = -H - P
+
+        Independent components are corrected only where the plain update lacks the margin.
+        """
+
+    @abstractmethod
+    def mix_clipped(
+        self, gradient: Array, hessian: Array, step_size: float, lowest: float, highest: float
+    ) -> Self:
+        """Update whose precision has its eigenvalues clipped to [lowest, highest].
+
+        It exists however indefinite H is: a direction in which the precision came out near zero
+        or negative is taken as one of large variance, and gets the lowest precision.
+        """
+
+    @abstractmethod
+    def clip_precision(self, lowest: float, highest: float) -> Self:
+        """Clip the precision's eigenvalues to [lowest, highest]; `self` if they lie inside."""
+
+    # Matrices in the family's representation.
 
     @classmethod
-    @abstractmethod
-    def from_expectation(cls, expectation: Expectation) -> Self:
-        """Build from the expectation parameter omega."""
+    def symmetrise(cls, matrix: Array) -> Array:
+        """Nearest matrix that the family can represent: a full one becomes symmetric."""
+        return linalg.symmetrise(matrix)
+
+    @classmethod
+    def outer(cls, vector: Array) -> Array:
+        """Second moment of a point: the outer product of a vector with itself."""
+        return np.outer(vector, vector)
+
+    @classmethod
+    def product(cls, matrix: Array, vector: Array) -> Array:
+        """Matrix times vector (d,)."""
+        return np.asarray(matrix @ vector)
+
+    @classmethod
+    def diagonal(cls, matrix: Array) -> Array:
+        """Diagonal (d,) of a matrix."""
+        return matrix.diagonal()
+
+    @classmethod
+    def smallest_eigenvalue(cls, matrix: Array) -> float:
+        """Smallest eigenvalue of a matrix, for messages."""
+        return float(scipy.linalg.eigvalsh(matrix, subset_by_index=[0, 0])[0])
+
+    # Other ways to build members.
 
     @classmethod
     def from_mean_variance(cls, mean: ArrayLike, variance: ArrayLike) -> Self:
@@ -123,7 +202,7 @@ class Gaussian(ABC):
 
         A family without a mean ignores `mean`.
         """
-        return cls.from_mean_covariance(mean if cls.has_mean else np.zeros_like(mean), variance)
+        return cls.from_mean_covariance(mean, np.diag(as_vector(variance, "variance")))
 
     @classmethod
     def from_curvature(
@@ -145,37 +224,64 @@ class Gaussian(ABC):
             independent of the others.
         """
         mean = as_vector(mean, "mean")
-        precision = np.ones(mean.size)
+        precision = np.eye(mean.size)
         if hessian is not None and np.isfinite(hessian).all():
-            precision = np.maximum(np.abs(hessian), 1.0)
+            values, vectors = np.linalg.eigh(cls.symmetrise(hessian))
+            precision = (vectors * np.maximum(np.abs(values), 1.0)) @ vectors.T
         if deviations is not None:
-            precision = np.where(np.isfinite(deviations), deviations**-2.0, precision)
-        return cls.from_mean_precision(mean if cls.has_mean else np.zeros(mean.size), precision)
+            given = np.isfinite(deviations)
+            precision[given, :] = precision[:, given] = 0.0
+            precision[given, given] = deviations[given] ** -2.0
+        return cls.from_mean_precision(mean, precision)
+
+    def with_mean(self, mean: ArrayLike) -> Self:
+        """Member with this mean and the same precision."""
+        moved = copy.copy(self)
+        moved.mean = self.as_mean(mean, self.dim)
+        moved.mean.setflags(write=False)
+        return moved
+
+    @classmethod
+    def as_mean(cls, mean: ArrayLike, dim: int | None = None) -> Array:
+        """Check and return a mean; that of a family without a mean must be zero."""
+        vector = as_vector(mean, "mean", dim)
+        if not cls.has_mean and vector.any():
+            raise ValueError(
+                "the mean of a centred family is zero: "
+                f"got {vector[vector != 0][0]:.3g} at index {int(np.argmax(vector != 0))}"
+            )
+        return vector
+
+    # Both parameters, both ways.
+
+    @classmethod
+    def from_natural(cls, natural: Natural) -> Self:
+        """Build from the natural parameter theta."""
+        member = cls.from_mean_precision(np.zeros(len(natural.second)), -2 * natural.second)
+        return member.with_mean(member.solve(natural.first)) if cls.has_mean else member
+
+    @classmethod
+    def from_expectation(cls, expectation: Expectation) -> Self:
+        """Build from the expectation parameter omega."""
+        mean = expectation.first if cls.has_mean else np.zeros(len(expectation.second))
+        return cls.from_mean_covariance(mean, expectation.second - cls.outer(mean))
 
     @property
-    @abstractmethod
-    def precision(self) -> Array:
-        """Precision P, in the family's representation."""
+    def natural(self) -> Natural:
+        """Natural parameter theta = (P mu, -P / 2)."""
+        first = self.product(self.precision, self.mean) if self.has_mean else np.empty(0)
+        return Natural(first, -self.precision / 2)
 
     @property
-    @abstractmethod
-    def covariance(self) -> Array:
-        """Covariance: (d, d), or the variances (d,) of a factorised family."""
+    def expectation(self) -> Expectation:
+        """Expectation parameter omega = (mu, Sigma + mu mu')."""
+        first = self.mean if self.has_mean else np.empty(0)
+        return Expectation(first, self.covariance + self.outer(self.mean))
 
     @property
-    @abstractmethod
     def variance(self) -> Array:
         """Marginal variances, (d,)."""
-
-    @property
-    @abstractmethod
-    def natural(self) -> Natural:
-        """Natural parameter theta."""
-
-    @property
-    @abstractmethod
-    def expectation(self) -> Expectation:
-        """Expectation parameter omega."""
+        return self.diagonal(self.covariance)
 
     # Convex duality.
 
@@ -214,37 +320,7 @@ class Gaussian(ABC):
         linear = cls.grad_conjugate(other).inner(omega - other)
         return cls.conjugate(omega) - cls.conjugate(other) - linear
 
-    @abstractmethod
-    def fisher_product(self, direction: Natural) -> Expectation:
-        r"""Fisher information times a direction, :math:`\nabla^2 A(\theta)[\Delta\theta]`.
-
-        The information is the derivative of theta -> omega, so a direction in natural parameters
-        becomes one in expectation parameters. Its matrix has d^4 entries for the full family and
-        is never formed.
-        """
-
     # The distribution.
-
-    @property
-    @abstractmethod
-    def log_det_precision(self) -> float:
-        """Log-determinant of the precision."""
-
-    @abstractmethod
-    def solve(self, vector: Array) -> Array:
-        """Covariance times a vector (d,), by a solve."""
-
-    @abstractmethod
-    def unwhiten(self, z: Array) -> Array:
-        """Map standard normal rows z (n, d) to draws mean + inv(L)' z, with L L' the precision."""
-
-    @abstractmethod
-    def whiten(self, draws: Array) -> Array:
-        """Inverse of `unwhiten`: the standard normal rows of these draws (n, d)."""
-
-    @abstractmethod
-    def kl(self, other: Self) -> float:
-        """Kullback-Leibler divergence KL(self, other), in nats."""
 
     def entropy(self) -> float:
         """Differential entropy, in nats."""
@@ -268,7 +344,6 @@ class Gaussian(ABC):
 
     # The update of Algorithm 1.
 
-    @abstractmethod
     def mix(
         self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
     ) -> Self | None:
@@ -282,94 +357,46 @@ class Gaussian(ABC):
         gradient : array, (d,)
             Mean gradient g of the log density under this member.
         hessian : array
-            Mean Hessian H, of the representation named by `curvature`.
+            Mean Hessian H, of the representation named by `curvature`, as `symmetrise` gives it.
         step_size : float
             Step size eta in (0, 1].
         margin : float
             Ask for more than the domain: the new precision is to exceed `margin` times the old.
         """
+        precision = self.mixed_precision(hessian, step_size)
+        if margin > 0 and self.with_precision(precision - margin * self.precision) is None:
+            return None
+        return self._updated(precision, step_size * gradient)
 
-    @abstractmethod
     def mix_corrected(
         self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
     ) -> Self | None:
-        r"""Update with the second-order correction of Lin, Schmidt and Khan (2020).
-
-        .. math:: P_+ = P + \eta G + \tfrac{\eta^2}{2} G P^{-1} G, \quad G = -H - P
+        """Update with the `corrected_precision`.
 
         Positive definite for every symmetric H; None only where rounding or overflow spoils it.
-        Independent components are corrected only where the plain update lacks the margin.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            precision = self.corrected_precision(hessian, step_size, margin)
+            return self._updated(precision, step_size * gradient)
 
-    @abstractmethod
-    def mix_clipped(
-        self, gradient: Array, hessian: Array, step_size: float, lowest: float, highest: float
-    ) -> Self:
-        """Update whose precision has its eigenvalues clipped to [lowest, highest].
+    def mixed_precision(self, hessian: Array, step_size: float) -> Array:
+        """Precision after a plain update, positive definite or not: (1 - eta) P - eta H."""
+        return (1 - step_size) * self.precision - step_size * hessian
 
-        It exists however indefinite H is: a direction in which the precision came out near zero
-        or negative is taken as one of large variance, and gets the lowest precision.
-        """
-
-    @abstractmethod
-    def smallest_precision(self, hessian: Array, step_size: float) -> float:
-        """Smallest eigenvalue of the precision after a plain update, for messages."""
-
-    def symmetrise(self, hessian: Array) -> Array:
-        """Remove the rounding errors by which an estimated Hessian may be asymmetric."""
-        return hessian
-
-    @abstractmethod
     def interpolate(self, other: Self, weight: float) -> Self:
         """Member with natural parameter (1 - weight) theta + weight theta_other."""
+        precision = (1 - weight) * self.precision + weight * other.precision
+        # In differences of the mean: the mean may be far larger than its own uncertainty.
+        pull = self.product(other.precision, other.mean - self.mean)
+        mixed = self._updated(precision, weight * pull)
+        if mixed is None:
+            raise domain_error("interpolated precision", self.smallest_eigenvalue(precision))
+        return mixed
 
-    @abstractmethod
-    def clip_precision(self, lowest: float, highest: float) -> Self:
-        """Clip the precision's eigenvalues to [lowest, highest]; `self` if they lie inside."""
-
-    @abstractmethod
-    def with_mean(self, mean: Array) -> Self:
-        """Member with this mean and the same precision."""
-
-    @abstractmethod
-    def stein_hessian(self, z: Array, residual: Array) -> Array:
-        r"""Mean Hessian from gradients alone, by Stein's identity.
-
-        .. math:: H = -P + \mathrm{sym}\bigl(L\, \overline{z r'}\bigr), \quad r = \nabla f(x) + L z
-
-        Parameters
-        ----------
-        z : array, (n, d)
-            Standard normal rows behind the draws.
-        residual : array, (n, d)
-            Gradient of the log density minus that of log q, at the draws.
-        """
-
-    @abstractmethod
-    def score_whitened(self, z: Array) -> Array:
-        """Gradient of log q at the draws `unwhiten(z)`: the rows -L z, (n, d)."""
-
-
-def standard_normal(n: int, dim: int, rng: np.random.Generator, *, antithetic: bool) -> Array:
-    """Draw n standard normal rows; antithetic: z, then -z, with one row unpaired if n is odd."""
-    if not antithetic:
-        return rng.standard_normal((n, dim))
-    half = rng.standard_normal(((n + 1) // 2, dim))
-    return np.concatenate([half, -half[: n // 2]])
-
-
-def as_vector(value: ArrayLike, what: str, size: int | None = None) -> Array:
-    """Check and return a finite float vector."""
-    vector = np.array(value, dtype=float)
-    if vector.ndim != 1 or vector.size == 0:
-        raise ValueError(f"{what} must be a non-empty vector, got shape {vector.shape}")
-    if size is not None and vector.size != size:
-        raise ValueError(f"{what} has {vector.size} components, expected {size}")
-    if not np.isfinite(vector).all():
-        raise ValueError(f"{what} is not finite at index {int(np.argmin(np.isfinite(vector)))}")
-    return vector
-
-
-def domain_error(what: str, smallest: float) -> DomainError:
-    """Build the error for a matrix that is not positive definite."""
-    return DomainError(f"{what} is not positive definite (smallest eigenvalue {smallest:.3g})")
+    def _updated(self, precision: Array, pull: Array) -> Self | None:
+        """Member with this precision and its mean moved by the new covariance times `pull`."""
+        member = self.with_precision(precision)
+        if member is None or not self.has_mean:
+            return member
+        mean = self.mean + member.solve(pull)
+        return member.with_mean(mean) if np.isfinite(mean).all() else None

@@ -9,7 +9,8 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike
 
-from pymc_ngvi.core.families.base import Expectation, Gaussian, Natural, as_vector, domain_error
+from pymc_ngvi.core.families.base import Gaussian
+from pymc_ngvi.core.families.parameters import Expectation, Natural, as_vector, domain_error
 from pymc_ngvi.core.linalg import (
     Array,
     cholesky,
@@ -50,15 +51,12 @@ class FullGaussian(Gaussian):
         self._precision = precision
         self.factor = factor
 
-    def __repr__(self) -> str:
-        return f"FullGaussian(dim={self.dim}, log_det_precision={self.log_det_precision:.6g})"
-
     @classmethod
     def from_mean_precision(cls, mean: ArrayLike, precision: ArrayLike) -> Self:
         mean, matrix = _checked(mean, precision, "precision")
         factor = cholesky(matrix)
         if factor is None:
-            raise domain_error("precision", _smallest_eigenvalue(matrix))
+            raise domain_error("precision", cls.smallest_eigenvalue(matrix))
         return cls(mean, matrix, factor)
 
     @classmethod
@@ -66,38 +64,13 @@ class FullGaussian(Gaussian):
         mean, matrix = _checked(mean, covariance, "covariance")
         root = cholesky(matrix)
         if root is None:
-            raise domain_error("covariance", _smallest_eigenvalue(matrix))
+            raise domain_error("covariance", cls.smallest_eigenvalue(matrix))
         factor = lower_factor_of_gram(inverse_lower(root))
         return cls(mean, factor @ factor.T, factor)
 
-    @classmethod
-    def from_mean_variance(cls, mean: ArrayLike, variance: ArrayLike) -> Self:
-        return cls.from_mean_covariance(mean, np.diag(as_vector(variance, "variance")))
-
-    @classmethod
-    def from_curvature(
-        cls, mean: ArrayLike, hessian: Array | None, *, deviations: Array | None = None
-    ) -> Self:
-        mean = as_vector(mean, "mean")
-        precision = np.eye(mean.size)
-        if hessian is not None and np.isfinite(hessian).all():
-            values, vectors = np.linalg.eigh(symmetrise(hessian))
-            precision = (vectors * np.maximum(np.abs(values), 1.0)) @ vectors.T
-        if deviations is not None:
-            given = np.isfinite(deviations)
-            precision[given, :] = precision[:, given] = 0.0
-            precision[given, given] = deviations[given] ** -2.0
-        return cls.from_mean_precision(mean, precision)
-
-    @classmethod
-    def from_natural(cls, natural: Natural) -> Self:
-        member = cls.from_mean_precision(np.zeros_like(natural.first), -2 * natural.second)
-        return member.with_mean(member.solve(natural.first))
-
-    @classmethod
-    def from_expectation(cls, expectation: Expectation) -> Self:
-        mean = expectation.first
-        return cls.from_mean_covariance(mean, expectation.second - np.outer(mean, mean))
+    def with_precision(self, precision: Array) -> Self | None:
+        factor = cholesky(precision)
+        return None if factor is None else type(self)(self.mean, precision, factor)
 
     @property
     def precision(self) -> Array:
@@ -111,14 +84,6 @@ class FullGaussian(Gaussian):
     @cached_property
     def variance(self) -> Array:
         return np.asarray(np.square(inverse_lower(self.factor)).sum(axis=0))
-
-    @property
-    def natural(self) -> Natural:
-        return Natural(self.precision @ self.mean, -self.precision / 2)
-
-    @property
-    def expectation(self) -> Expectation:
-        return Expectation(self.mean, self.covariance + np.outer(self.mean, self.mean))
 
     def fisher_product(self, direction: Natural) -> Expectation:
         change = symmetrise(direction.second)
@@ -149,44 +114,18 @@ class FullGaussian(Gaussian):
         terms = (squared - 1 - np.log(squared)).sum()
         return 0.5 * float(terms + np.vdot(ratio, ratio) + distance @ distance)
 
-    def mix(
-        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
-    ) -> Self | None:
-        precision = (1 - step_size) * self.precision - step_size * hessian
-        if margin > 0 and cholesky(precision - margin * self.precision) is None:
-            return None
-        return self._updated(precision, gradient, step_size)
-
-    def mix_corrected(
-        self, gradient: Array, hessian: Array, step_size: float, *, margin: float = 0.0
-    ) -> Self | None:
+    def corrected_precision(self, hessian: Array, step_size: float, margin: float) -> Array:
         # P + eta G + eta^2/2 G inv(P) G = (P + M M') / 2 with M = L + eta G inv(L)'.
         change = -hessian - self.precision
-        with np.errstate(over="ignore", invalid="ignore"):
-            root = self.factor + step_size * solve_lower(self.factor, change).T
-            return self._updated((self.precision + root @ root.T) / 2, gradient, step_size)
-
-    def smallest_precision(self, hessian: Array, step_size: float) -> float:
-        return _smallest_eigenvalue((1 - step_size) * self.precision - step_size * hessian)
-
-    def symmetrise(self, hessian: Array) -> Array:
-        return symmetrise(hessian)
+        root = self.factor + step_size * solve_lower(self.factor, change).T
+        return (self.precision + root @ root.T) / 2
 
     def mix_clipped(
         self, gradient: Array, hessian: Array, step_size: float, lowest: float, highest: float
     ) -> Self:
-        values, vectors = scipy.linalg.eigh((1 - step_size) * self.precision - step_size * hessian)
+        values, vectors = scipy.linalg.eigh(self.mixed_precision(hessian, step_size))
         clipped = _from_spectrum(self.mean, np.clip(values, lowest, highest), vectors)
         return clipped.with_mean(self.mean + step_size * clipped.solve(gradient))
-
-    def interpolate(self, other: Self, weight: float) -> Self:
-        precision = (1 - weight) * self.precision + weight * other.precision
-        # In differences of the mean: the mean may be far larger than its own uncertainty.
-        pull = other.precision @ (other.mean - self.mean)
-        mixed = self._updated(precision, pull, weight)
-        if mixed is None:
-            raise domain_error("interpolated precision", _smallest_eigenvalue(precision))
-        return mixed
 
     def clip_precision(self, lowest: float, highest: float) -> Self:
         # By the singular values of the factor: the eigenvalues of the precision itself would lose
@@ -199,22 +138,11 @@ class FullGaussian(Gaussian):
             return self
         return _from_spectrum(self.mean, np.clip(values, lowest, highest), vectors)
 
-    def with_mean(self, mean: Array) -> Self:
-        return type(self)(as_vector(mean, "mean", self.dim), self.precision, self.factor)
-
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         return symmetrise(self.factor @ (z.T @ residual) / z.shape[0]) - self.precision
 
     def score_whitened(self, z: Array) -> Array:
         return -z @ self.factor.T
-
-    def _updated(self, precision: Array, gradient: Array, step_size: float) -> Self | None:
-        factor = cholesky(precision)
-        if factor is None:
-            return None
-        half = solve_lower(factor, step_size * gradient)
-        mean = self.mean + solve_lower(factor, half, transpose=True)
-        return type(self)(mean, precision, factor) if np.isfinite(mean).all() else None
 
 
 def _checked(mean: ArrayLike, matrix: ArrayLike, what: str) -> tuple[Array, Array]:
@@ -236,7 +164,3 @@ def _from_spectrum(mean: Array, values: Array, vectors: Array) -> FullGaussian:
     root = (vectors * np.sqrt(values)).T
     factor = lower_factor_of_gram(root)
     return FullGaussian(mean, factor @ factor.T, factor)
-
-
-def _smallest_eigenvalue(matrix: Array) -> float:
-    return float(scipy.linalg.eigvalsh(matrix, subset_by_index=[0, 0])[0])

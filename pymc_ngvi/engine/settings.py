@@ -1,0 +1,105 @@
+"""The tuning constants of the automatic engine, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the engine was tuned with; the defaults serve every model.
+
+    The names follow the parts of the engine: sizes of sets of draws, steps, secants, when a level
+    has settled, averaging, and the search over starts.
+    """
+
+    # Sizes of sets of draws.
+
+    #: Draws of the warm-up: few, as progress there is large against their noise.
+    warm_up_draws: int = 16
+    #: Draws of the first level, at least: fewer say too little about their own noise.
+    fewest_draws: int = 64
+    #: Up to this many draws the first level takes twice the fewest that a family can use, so that
+    #: `core.designs` can balance their fourth moments.
+    balanced_draws: int = 256
+    #: No level takes more draws: beyond this, averaging is cheaper than iterating.
+    most_draws: int = 8192
+    #: A level takes at least twice and at most eight times the draws of the level before: the plan
+    #: rests on a rough estimate of the noise.
+    least_growth: int = 2
+    most_growth: int = 8
+    #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
+    plan_margin: float = 1.1
+    #: A level evaluates its draws at least three times: at the start, after one step, and to see
+    #: what is left after it.
+    evaluations_per_level: int = 3
+
+    # Steps on common draws.
+
+    #: Shortest step of the warm-up, where the first curvature may be wrong by many powers of ten.
+    shortest_warm_up_step: float = 2.0**-40
+    #: Shortest step of a level, where a shorter one would only follow the noise.
+    shortest_step: float = 2.0**-4
+    #: Longest step of a level, in nats: this much, or `longest_step_per_dimension` times d.
+    longest_step: float = 1.0
+    longest_step_per_dimension: float = 0.5
+    #: The warm-up is near the optimum when a step gains less than this, in nats per dimension.
+    least_gain: float = 0.01
+    #: A start at which the target is not finite has its precision multiplied by this, so often.
+    narrowing: float = 4.0
+    most_narrowings: int = 40
+    #: Falls of the ELBO that are relatively smaller than this are rounding.
+    rounding: float = 1e-12
+
+    # Secants.
+
+    #: Number of secants kept: older ones belong to another part of the parameter space.
+    n_secants: int = 5
+    #: Eigenvalues of the secants' Gram matrix below this part of the largest are rounding.
+    smallest_eigenvalue: float = 1e-10
+
+    # When a level has settled, and when the fit has converged.
+
+    #: Part of the squared error allowed that may be left to go: a fifth of the accuracy.
+    negligible: float = 0.04
+    #: Part of the noise of the draws that may be left to go.
+    excused: float = 0.3
+    #: Noise that counts for `excused`, at most, in nats per dimension: more excuses nothing.
+    largest_noise: float = 0.1
+    #: Nine errors in ten are to be within the accuracy: 0.95 on either side.
+    confidence: float = 0.95
+    #: Degrees of freedom that the mean over all components lends to each component's error.
+    shared_freedom: int = 8
+    #: Levels in a row without a step that helps after which the fit has stalled.
+    most_stuck: int = 2
+
+    # Averaging fresh draws into a settled level.
+
+    #: Squared error, relative to the one allowed, below which draws are averaged.
+    most_excess: float = 60.0
+    #: Squared error of the solution, relative to that of one step, below which draws are averaged:
+    #: where the iteration closes in slowly, one step with new draws does not reach their solution.
+    most_amplification: float = 4.0
+    #: New draws at a time, relative to all before, at most.
+    most_averaged: int = 16
+    #: Ratio of a squared distance to the one that noise explains from which on it is a surprise.
+    surprise: float = 9.0
+    #: Surprises after which averaging gives up.
+    most_surprises: int = 1
+
+    # Search over starts.
+
+    #: Starts tried where a single one ends badly.
+    retries: int = 4
+    #: Draws on which the ELBOs of starts are compared.
+    compared_draws: int = 64
+    #: Two fits closer than this, in nats, are the same.
+    same_fit: float = 1.0
+    #: After the warm-up, two starts further apart than this, in nats, lead to different optima, and
+    #: a start this far below the best is poor: this much, or `distinct_per_dimension` times d.
+    distinct: float = 3.0
+    distinct_per_dimension: float = 0.5
+
+
+#: The settings used where none are given.
+DEFAULTS = Settings()

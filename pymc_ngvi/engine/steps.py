@@ -1,0 +1,166 @@
+"""Steps on common draws: where they start, how long they are, and what is reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pymc_ngvi.core.algorithm import Info, State
+from pymc_ngvi.core.estimators import Estimate
+from pymc_ngvi.core.families import Gaussian
+from pymc_ngvi.core.guards import Mixed
+from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
+from pymc_ngvi.engine.problem import Draws, Evaluator, Problem
+from pymc_ngvi.engine.secants import Secants
+from pymc_ngvi.errors import NonFiniteError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which steps are taken.
+
+    Attributes
+    ----------
+    shortest : float
+        Smallest step size to try.
+    longest : float
+        Largest divergence of the new member from the old one, in nats.
+    helps : callable
+        Whether a step from one evaluated member to another is progress.
+    """
+
+    shortest: float
+    longest: float
+    helps: Callable[[Evaluated, Evaluated], bool]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: the update, the member it leads to after projection, and the retreats before it."""
+
+    mixed: Mixed
+    there: Evaluated
+    retreats: int = 0
+
+
+def finite_start(evaluator: Evaluator, state: State, draws: Draws) -> tuple[State, Evaluated]:
+    """Evaluate the first member, narrowed until the target is finite on all draws."""
+    q, settings = state.q, evaluator.problem.settings
+    for _ in range(settings.most_narrowings):
+        try:
+            here = evaluator.evaluate(q, draws)
+        except NonFiniteError as error:
+            last = error
+            q = type(q).from_mean_precision(q.mean, settings.narrowing * q.precision)
+        else:
+            return replace(state, q=q, evaluations=evaluator.evaluations), here
+    message = f"{last} however close to the starting point; start elsewhere"
+    raise NonFiniteError(message, last.draws, evaluator.evaluations) from last
+
+
+def climb(
+    evaluator: Evaluator,
+    here: Evaluated,
+    draws: Draws,
+    step_size: float,
+    rule: Rule,
+    *,
+    forced: bool = False,
+) -> Step | None:
+    """Take the longest step that helps, with the plain gradient where the other does not.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    here : Evaluated
+        The member to step from.
+    draws : Draws
+    step_size : float
+        Step size to try first; it is halved until the step helps.
+    rule : Rule
+    forced : bool
+        Try even where the budget has no room for it.
+
+    Returns
+    -------
+    Step or None
+        None where no step helps.
+    """
+    step = _halve(evaluator, here, here.estimate, draws, step_size, rule, forced)
+    if step is None and here.plain.coupling is not None:
+        step = _halve(evaluator, here, here.plain, draws, step_size, rule, forced)
+    return step
+
+
+def _halve(
+    evaluator: Evaluator,
+    here: Evaluated,
+    estimate: Estimate,
+    draws: Draws,
+    step_size: float,
+    rule: Rule,
+    forced: bool,
+) -> Step | None:
+    problem, retreats = evaluator.problem, 0
+    while step_size >= rule.shortest and (forced or evaluator.remaining >= len(draws)):
+        mixed = problem.guard(here.q, estimate, step_size)
+        candidate = problem.projection(mixed.q)
+        step_size /= 2
+        if candidate.kl(here.q) > rule.longest:
+            continue
+        try:
+            there = evaluator.evaluate(candidate, draws)
+        except NonFiniteError:
+            retreats += 1
+            continue
+        if rule.helps(here, there):
+            return Step(mixed, there, retreats)
+    return None
+
+
+def advance(
+    evaluator: Evaluator,
+    state: State,
+    here: Evaluated,
+    mixed: Mixed,
+    q: Gaussian,
+    n_samples: int,
+    retreats: int = 0,
+) -> tuple[State, Info]:
+    """Return the state after a step to q, and what happened in it."""
+    info = Info(
+        iteration=state.iteration,
+        elbo=here.estimate.elbo,
+        elbo_se=here.estimate.elbo_se,
+        step_size=mixed.step_size,
+        n_samples=n_samples,
+        kl=q.kl(here.q),
+        guard_active=mixed.active,
+        projection_active=q is not mixed.q,
+        retreats=retreats,
+        evaluations=evaluator.evaluations,
+        passes=evaluator.problem.target.passes,
+    )
+    return State(q, state.iteration + 1, evaluator.evaluations, previous=here.q), info
+
+
+def settled(problem: Problem, here: Evaluated, secants: Secants, error: SquaredError) -> bool:
+    """Whether what is left to go no longer matters, against the accuracy or the noise.
+
+    Both the step the draws ask for and the whole way that the secants make of it have to be small.
+    A very large error of the draws excuses no more than `Settings.largest_noise`.
+
+    Parameters
+    ----------
+    problem : Problem
+    here : Evaluated
+    secants : Secants
+    error : SquaredError
+        Error of the draws.
+    """
+    settings = problem.settings
+    excused = settings.excused * min(error.nats, settings.largest_noise * here.q.dim)
+    lefts = [here.asked]
+    if not problem.constrained:
+        lefts.append(here.distance(secants))
+    return all(problem.excess(left) < settings.negligible or left.nats < excused for left in lefts)

@@ -25,7 +25,7 @@ from pymc_ngvi.interface.options import Options
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.start import Start, other_points
 from pymc_ngvi.model.batch_target import MOST_NOISE
-from pymc_ngvi.model.compilation import ModelTarget
+from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVIMeanField
 from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.report import Report, Verdict, fresh_log_ratios

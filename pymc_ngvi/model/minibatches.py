@@ -1,43 +1,40 @@
-"""The batches a model reads: where they enter it, and what they are fed from."""
+"""The data of a model: what it holds itself, and what it reads in batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pymc
 import pytensor
-import pytensor.tensor as pt
 from pymc.data import MinibatchOp
 from pymc.model.fgraph import ModelObservedRV, fgraph_from_model, model_from_fgraph
-from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import did_you_mean
-from pymc_ngvi.errors import warn
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.relaxing import relax
+from pymc_ngvi.model.variables import value_of
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Rows that belong together, and the containers of a model that a batch of them goes to.
+    """Arrays whose rows belong together, and the data containers that batches of them go to.
 
     Attributes
     ----------
     loader : Loader
+        Reads the arrays.
     containers : tuple of shared variables
-        In the order of the loader's arrays.
+        One for each array of the loader, in the same order.
     sources : tuple of shared variables or None
-        Where the arrays are the contents of other containers, those.
+        For each array, the container of the user's model that holds it, if one does.
     """
 
     loader: Loader
@@ -46,19 +43,19 @@ class Feed:
 
     @property
     def current(self) -> bool:
-        """Whether the sources still hold what the loader has of them."""
+        """Whether the sources still hold the arrays that the loader reads."""
         return all(
             source is None or source.get_value(borrow=True) is array
             for source, array in zip(self.sources, self.loader.arrays.values(), strict=False)
         )
 
     def fill(self, arrays: Sequence[np.ndarray]) -> None:
-        """Put rows of each array into its container."""
+        """Set each container to its array of rows."""
         for container, array in zip(self.containers, self.cast(arrays), strict=True):
             container.set_value(array, borrow=True)
 
     def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Contiguous and writable arrays of the containers' types, as compiled functions want."""
+        """Return contiguous, writable arrays of the containers' types, for compiled functions."""
         made = [
             np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
             for array, container in zip(arrays, self.containers, strict=True)
@@ -70,164 +67,117 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Term:
-    """One term of a log density.
+class Rows:
+    """Rows of every feed that are evaluated together: a batch, or a chunk of all the data.
 
     Attributes
     ----------
-    variable : Variable
-        The variable or potential it belongs to.
-    logp : Variable
-        Elementwise, and scaled by PyMC to the total size.
-    feed : int or None
-        Number of the feed it reads its data from, if from any.
-    total : Variable or None
-        Total size it is scaled to.
-    averages : bool
-        Whether, without a total size, it is scaled by the length of its batch itself.
+    count : int
+        Number of rows, of all feeds together.
+    outside : float
+        Weight of the terms of the log density that read no feed.
+    weights : tuple of float
+        For each feed, the weight of the terms that read it: 1 for a batch, which stands for all
+        the data, and for a chunk its share of all rows.
+    arrays : tuple of list of array
+        For each feed, the rows of each of its arrays.
     """
 
-    variable: Variable
-    logp: Variable
-    feed: int | None
-    total: Variable | None
-    averages: bool = False
+    count: int
+    outside: float
+    weights: tuple[float, ...]
+    arrays: tuple[list[np.ndarray], ...]
+
+    @property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        """The rows as arguments of a compiled function; see :attr:`.graph.Graph.data`."""
+        if not self.weights:
+            return ()
+        arguments = [np.array(self.outside)]
+        for weight, arrays in zip(self.weights, self.arrays, strict=True):
+            arguments += [np.array(weight), *arrays]
+        return tuple(arguments)
 
 
 @dataclass(frozen=True)
-class Batched:
-    """A model that reads its batches from containers.
+class ModelData:
+    """A model and its feeds; a model that holds all its data has none.
 
     Attributes
     ----------
     model : pymc.Model
-        Equivalent to the user's, with a container in place of each output of ``pm.Minibatch``.
-        They hold all the data where the user's arrays are in memory.
+        Equivalent to the user's model, with a data container in place of each output of
+        ``pm.Minibatch``. These containers hold all the data.
     feeds : tuple of Feed
     """
 
     model: pymc.Model
-    feeds: tuple[Feed, ...]
+    feeds: tuple[Feed, ...] = ()
 
     @property
     def n_rows(self) -> int:
-        """Rows of all feeds together: those of one pass over the data."""
+        """Number of rows of all feeds together."""
         return sum(feed.loader.n_rows for feed in self.feeds)
 
     @property
     def batch_size(self) -> int:
-        """Rows of one batch of each feed together."""
+        """Number of rows in one batch of each feed together."""
         return sum(feed.loader.batch_size for feed in self.feeds)
 
     @property
     def row_size(self) -> int:
-        """Numbers in a row of a feed, the largest."""
-        return max(feed.loader.row_size for feed in self.feeds)
+        """Largest number of numbers in one row of a feed."""
+        return max((feed.loader.row_size for feed in self.feeds), default=0)
 
     @property
     def current(self) -> bool:
-        """Whether the data are still those of the model's containers."""
+        """Whether the data are still those in the containers of the user's model."""
         return all(feed.current for feed in self.feeds)
 
-    def chunks(self, size: int) -> Iterator[list[tuple[float, list[np.ndarray]]]]:
-        """Read all the data, at most `size` rows of a feed at a time.
+    def reseed(self, seed: int) -> None:
+        """Restart the sequence of batches of every feed from `seed`."""
+        for i, feed in enumerate(self.feeds):
+            feed.loader.reseed(seed + i)
 
-        Each chunk has, for every feed, the share of its rows that it holds and these rows. There
-        are as many chunks of each feed; of one with fewer rows some are empty, and hold a row with
-        a share of zero, so that there is something to evaluate.
+    def draw(self) -> Rows:
+        """Read the next batch of every feed."""
+        arrays = tuple(feed.cast(feed.loader.draw()) for feed in self.feeds)
+        return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays)
+
+    def chunks(self, size: int) -> Iterator[Rows]:
+        """Read all the data, at most `size` rows of each feed at a time.
+
+        Every feed is divided into the same number of chunks. Where a feed has fewer rows than there
+        are chunks, some chunks hold one row of it with a weight of zero.
         """
-        n_chunks = max(-(-feed.loader.n_rows // size) for feed in self.feeds)
+        n_chunks = max((-(-feed.loader.n_rows // size) for feed in self.feeds), default=1)
         for i in range(n_chunks):
-            chunk = []
+            count, weights, arrays = 0, [], []
             for feed in self.feeds:
                 n = feed.loader.n_rows
                 start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
-                arrays = feed.loader.read(start, max(stop, start + 1))
-                chunk.append(((stop - start) / n, arrays))
-            yield chunk
+                arrays.append(feed.cast(feed.loader.read(start, max(stop, start + 1))))
+                weights.append((stop - start) / n)
+                count += stop - start
+            yield Rows(count, 1.0 if i == 0 else 0.0, tuple(weights), tuple(arrays))
 
-    @cached_property
-    def terms(self) -> list[Term]:
-        """The terms of the log density."""
-        model = self.model
-        variables = [*dict.fromkeys(model.observed_RVs), *model.free_RVs, *model.potentials]
-        with pytensor.config.change_flags(traceback__limit=0):
-            logps = model.logp(vars=variables, sum=False)
-        return [self._term(variable, logp) for variable, logp in zip(variables, logps, strict=True)]
+    def fill(self, rows: Rows) -> None:
+        """Set the containers of every feed to its rows."""
+        for feed, arrays in zip(self.feeds, rows.arrays, strict=True):
+            feed.fill(arrays)
 
-    def _term(self, variable: Variable, logp: Variable) -> Term:
-        feed, total = self._feed_of(variable, logp), _total_size(variable)
-        averages = False
-        if feed is not None and total is None and variable not in self.model.observed_RVs:
-            averages = self._averages(variable, logp, self.feeds[feed])
-        return Term(variable, logp, feed, total, averages)
-
-    def _averages(self, variable: Variable, logp: Variable, feed: Feed) -> bool:
-        """Whether a potential stays the same when each row of its batch is there twice."""
-        point = self.model.initial_point(0)
-        inputs = self.model.value_vars
-        function = pytensor.function(
-            inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
-        )
-        values = [np.asarray(point[v.name] + 0.1, dtype=v.dtype) for v in inputs]
-        before = [container.get_value(borrow=True) for container in feed.containers]
-        rows = feed.loader.read(0, feed.loader.batch_size)
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Give the containers back, at the end, what they held at the beginning."""
+        before = [[c.get_value(borrow=True) for c in feed.containers] for feed in self.feeds]
         try:
-            feed.fill(rows)
-            once = float(function(*values))
-            feed.fill([np.concatenate([array, array]) for array in rows])
-            twice = float(function(*values))
+            yield
         finally:
-            feed.fill(before)
-        if np.isclose(twice, once, rtol=1e-5):
-            return True
-        if np.isclose(twice, 2 * once, rtol=1e-5):
-            return False
-        raise NotImplementedError(
-            f"{variable.name} is neither a sum over the rows of its batch nor a mean: of each row "
-            f"twice it is {twice:.6g}, of each once {once:.6g}. Write it as a sum"
-        )
-
-    def _feed_of(self, variable: Variable, logp: Variable) -> int | None:
-        above = set(ancestors([logp]))
-        found = [i for i, feed in enumerate(self.feeds) if above.intersection(feed.containers)]
-        if len(found) > 1:
-            raise NotImplementedError(
-                f"{variable.name} reads batches of different data, drawn independently of each "
-                "other: take all its arrays from one pm.Minibatch or one Loader"
-            )
-        return found[0] if found else None
-
-    def check(self) -> None:
-        """Raise where data in memory are not finite, and warn of terms not scaled to their data.
-
-        PyMC says nothing of the latter. Data on disk are checked as they are read.
-        """
-        for feed in self.feeds:
-            feed.loader.check()
-        for term in self.terms:
-            if term.feed is None or term.averages:
-                continue
-            name, rows = term.variable.name, self.feeds[term.feed].loader.n_rows
-            size = self.feeds[term.feed].loader.batch_size
-            if term.total is None and term.variable in self.model.observed_RVs:
-                warn(
-                    f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
-                    f"the posterior is one of {size} rows only: add total_size={rows} to it"
-                )
-            elif term.total is None:
-                warn(
-                    f"{name} adds up batches of {size} of {rows} rows and has no total_size: "
-                    f"unless that is done, multiply it by {rows / size:g}"
-                )
-            elif isinstance(term.total, Constant) and int(term.total.data) != rows:
-                warn(
-                    f"{name} has total_size={int(term.total.data)}, but its data have {rows} rows: "
-                    "the likelihood is scaled to the former"
-                )
+            for feed, arrays in zip(self.feeds, before, strict=True):
+                feed.fill(arrays)
 
 
-def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | None:
+def find_data(model: pymc.Model, loader: Loader | None = None) -> ModelData:
     """Find where batches enter a model: by ``pm.Minibatch``, or from a loader.
 
     Parameters
@@ -235,11 +185,6 @@ def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | N
     model : pymc.Model
     loader : Loader, optional
         What some containers of the model are fed from.
-
-    Returns
-    -------
-    Batched or None
-        None for a model of all its data.
     """
     if not isinstance(loader, Loader | None):
         raise TypeError(f"loader must be a pymc_ngvi.Loader, got {type(loader).__name__}")
@@ -248,12 +193,7 @@ def find_batches(model: pymc.Model, loader: Loader | None = None) -> Batched | N
         model, feeds = _with_containers(model)
     if loader is not None:
         feeds.append(_loaded(model, loader))
-    return Batched(model, tuple(feeds)) if feeds else None
-
-
-def as_tensor(variable: Variable) -> Variable:
-    """Drop the named dimensions of a variable of ``pymc.dims``."""
-    return variable.values if hasattr(variable.type, "dims") else variable
+    return ModelData(model, tuple(feeds))
 
 
 def full_data(model: pymc.Model) -> pymc.Model:
@@ -265,27 +205,20 @@ def full_data(model: pymc.Model) -> pymc.Model:
     Parameters
     ----------
     model : pymc.Model
-        A model with ``pm.Minibatch``. Any other is returned as it is.
+        A model with ``pm.Minibatch``. Any other model is returned as it is.
     """
-    batched = find_batches(model)
-    return model if batched is None else batched.model
+    return find_data(model).model
 
 
 def _computed(model: pymc.Model) -> Iterator[Variable]:
+    """Every variable of the model's graph that is the output of an operation."""
     outputs = [*model.basic_RVs, *model.potentials, *model.deterministics]
     observed = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     return (v for v in ancestors([*outputs, *observed]) if v.owner is not None)
 
 
-def _total_size(variable: Variable) -> Variable | None:
-    node = variable.owner
-    if node is None or not isinstance(node.op, MinibatchRandomVariable) or len(node.inputs) < 2:
-        return None
-    total = node.inputs[1]
-    return total if isinstance(total.type, pt.TensorType) else None
-
-
 def _loaded(model: pymc.Model, loader: Loader) -> Feed:
+    """Match the arrays of a loader with the containers of a model."""
     names = [variable.name for variable in model.data_vars]
     containers = []
     for name, array in loader.arrays.items():
@@ -304,8 +237,8 @@ def _loaded(model: pymc.Model, loader: Loader) -> Feed:
         if not np.can_cast(array.dtype, container.type.dtype, "same_kind"):
             raise ValueError(
                 f"the container {name} holds {container.type.dtype}, the loader's array has "
-                f"{array.dtype}, which would lose what is behind the point: make the container "
-                f"with rows of that kind"
+                f"{array.dtype}, whose fractions would be lost: make the container from rows of "
+                f"that type"
             )
         containers.append(container)
     return Feed(loader, tuple(containers))
@@ -314,7 +247,7 @@ def _loaded(model: pymc.Model, loader: Loader) -> Feed:
 def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
     """Rebuild a model with a container in place of each output of ``pm.Minibatch``.
 
-    The log density itself cannot be changed afterwards: PyMC has written the batch size into it.
+    This is done to the model and not to its log density, into which PyMC writes the batch size.
     """
     with _without_initial_values(model) as initial_values:
         fgraph, _ = fgraph_from_model(model)
@@ -324,7 +257,7 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
         for node in fgraph.apply_nodes
         if isinstance(node.op, ModelObservedRV)
     }
-    # A batch may stand in the graph several times, each time with the same generator.
+    # One pm.Minibatch may appear in the graph several times, each time with the same generator.
     groups: dict[Variable, Feed] = {}
     for generator in dict.fromkeys(node.inputs[-1] for node in nodes):
         copies = [node for node in nodes if node.inputs[-1] is generator]
@@ -359,7 +292,7 @@ def _with_containers(model: pymc.Model) -> tuple[pymc.Model, list[Feed]]:
 
 @contextmanager
 def _without_initial_values(model: pymc.Model) -> Iterator[dict[str, Any]]:
-    """Take away, for a moment, what PyMC refuses to copy."""
+    """Remove the initial values, which PyMC refuses to copy, for the time of the context."""
     values = dict(model.rvs_to_initial_values)
     model.rvs_to_initial_values.update(dict.fromkeys(values))
     try:
@@ -369,14 +302,5 @@ def _without_initial_values(model: pymc.Model) -> Iterator[dict[str, Any]]:
 
 
 def _container(model: pymc.Model, data: Variable) -> SharedVariable | None:
-    """Return the container of the model that a variable of its copy stands for, if it is one."""
+    """Return the container of the model with the name of `data`, a variable of the model's copy."""
     return next((held for held in model.data_vars if held.name == data.name), None)
-
-
-def value_of(data: Variable) -> np.ndarray:
-    """Return the array a variable of data stands for, without a copy where possible."""
-    if isinstance(data, Constant):
-        return np.asarray(data.data)
-    if isinstance(data, SharedVariable):
-        return np.asarray(data.get_value(borrow=True))
-    return np.asarray(data.eval())

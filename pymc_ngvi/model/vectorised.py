@@ -16,7 +16,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor import tensor
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
-from pymc_ngvi.model.minibatches import as_tensor
+from pymc_ngvi.model.variables import as_tensor
 
 Reduction = Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -56,17 +56,12 @@ class DrawFunction:
         if self._vectorises:
             self._outputs = inline_inner_graphs(self._outputs)
 
-    @property
-    def stochastic(self) -> bool:
-        """Whether the graph itself draws at random."""
-        return bool(self._random_generators)
-
     def __call__(
         self,
         inputs: Sequence[np.ndarray],
         rng: np.random.Generator | None = None,
         *,
-        reduce: Reduction = lambda block: block,
+        reduce: Reduction = lambda outputs: outputs,
     ) -> list[np.ndarray]:
         """Return each output with the draws along the first axis.
 
@@ -77,12 +72,12 @@ class DrawFunction:
         rng : numpy.random.Generator, optional
             Seeds what is random in the graph; left alone where nothing is.
         reduce : callable
-            Applied to the outputs of each block of draws, to keep less than all of them.
+            Applied to the outputs of each chunk of draws, to keep less than all of them.
         """
         reason: Exception | None = None
         if self._vectorises:
             try:
-                return _call_in_blocks(self._vectorised, inputs, reduce)
+                return _call_in_chunks(self._vectorised, inputs, reduce)
             # An operation that does not vectorise may fail in any way, when built or when run.
             except Exception as error:
                 reason = error
@@ -99,14 +94,14 @@ class DrawFunction:
 
     @cached_property
     def _vectorised(self) -> Callable[..., list[np.ndarray]]:
-        batched = [
+        many = [
             tensor(variable.name, shape=(None, *variable.type.shape), dtype=variable.type.dtype)
             for variable in self._inputs
         ]
         with _quick_compilation():
-            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, batched, strict=True)))
+            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, many, strict=True)))
             function = pytensor.function(
-                batched,
+                many,
                 outputs,
                 mode=interpreted_mode(),
                 on_unused_input="ignore",
@@ -141,7 +136,7 @@ def _quick_compilation() -> Any:
     return pytensor.config.change_flags(cxx="", traceback__limit=0, traceback__compile_limit=0)
 
 
-def _call_in_blocks(
+def _call_in_chunks(
     function: Callable[..., list[np.ndarray]],
     inputs: Sequence[np.ndarray],
     reduce: Reduction,
@@ -149,17 +144,17 @@ def _call_in_blocks(
     """Call a vectorised function on as many draws at a time as memory allows."""
     n = len(inputs[0])
     outputs = function(*(values[:FIRST_DRAWS] for values in inputs))
-    numbers_per_draw = sum(block[0].size for block in outputs)
+    numbers_per_draw = sum(values[0].size for values in outputs)
     first = reduce(outputs)
-    results = [np.empty((n, *block.shape[1:]), block.dtype) for block in first]
-    for result, block in zip(results, first, strict=True):
-        result[:FIRST_DRAWS] = block
+    results = [np.empty((n, *values.shape[1:]), values.dtype) for values in first]
+    for result, values in zip(results, first, strict=True):
+        result[:FIRST_DRAWS] = values
     size = max(NUMBERS_PER_CALL // max(numbers_per_draw, 1), 1)
     for start in range(FIRST_DRAWS, n, size):
         part = slice(start, start + size)
-        blocks = reduce(function(*(values[part] for values in inputs)))
-        for result, block in zip(results, blocks, strict=True):
-            result[part] = block
+        outputs = reduce(function(*(values[part] for values in inputs)))
+        for result, values in zip(results, outputs, strict=True):
+            result[part] = values
     return results
 
 

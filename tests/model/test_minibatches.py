@@ -11,8 +11,9 @@ import pytest
 import pymc_ngvi as ngvi
 from pymc_ngvi._compat import group_names
 from pymc_ngvi.core.families import FullGaussian
-from pymc_ngvi.model.compilation import BatchTarget, compile_target
-from pymc_ngvi.model.minibatches import find_batches
+from pymc_ngvi.model.batch_target import BatchTarget
+from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.model.minibatches import find_data
 from tests.conftest import fit
 
 ROWS = 400
@@ -172,11 +173,11 @@ def test_rows_are_counted(compiled):
     assert target.hessian_route == "vectorized"  # finding it reads a batch
     target.begin(np.random.default_rng(1), controlled=True)
     target.evaluate(points(target, 10), "full")
-    assert target.rows == 10 * 20
+    assert target.reading.rows == 10 * 20
     q = FullGaussian.from_mean_precision(np.zeros(target.dim), np.eye(target.dim))
     assert target.follow(q, 10)
     assert not target.follow(q, 10)
-    assert (target.anchors, target.passes) == (1, 1.5)
+    assert (target.reading.anchors, target.passes) == (1, 1.5)
 
 
 def mixture(y, **total):
@@ -397,7 +398,7 @@ def test_plain_batches_stay_plain_after_the_verdict(monkeypatch):
     inference.refine(5, progressbar=False)
     assert approx.report.anchors == 0
     assert approx.report.passes == pytest.approx(10 * 10 * 25 / 450, abs=0.5)
-    assert inference._target.anchor is None
+    assert inference._target._batches.anchor is None
 
 
 @pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
@@ -548,7 +549,7 @@ class TestBadInput:
 
 
 def test_a_model_of_all_its_data_reads_no_batches():
-    assert find_batches(hierarchy(X, GROUP, Y, COUNTS)) is None
+    assert not find_data(hierarchy(X, GROUP, Y, COUNTS)).feeds
 
 
 def test_data_containers_may_be_read_in_batches():
@@ -556,6 +557,5 @@ def test_data_containers_may_be_read_in_batches():
         data = pm.Data("data", Y)
         mu = pm.Normal("mu", 0.0, 10.0)
         pm.Normal("y", mu, 1.0, observed=pm.Minibatch(data, batch_size=20), total_size=ROWS)
-    batched = find_batches(model)
-    assert batched is not None
-    np.testing.assert_array_equal(batched.feeds[0].loader.arrays["y"], Y)
+    (feed,) = find_data(model).feeds
+    np.testing.assert_array_equal(feed.loader.arrays["y"], Y)

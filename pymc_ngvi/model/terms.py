@@ -1,0 +1,218 @@
+r"""The log density of a model as a sum of terms, and how each is scaled to all the data.
+
+Every variable and every potential of a model adds one term. A term that reads a feed sees n of the
+N rows of the data, in a batch or in a chunk, and is always taken at a scale at which these n rows
+stand for all of them. Batches then give unbiased estimates with a weight of 1, and chunks add up to
+the log density of all the data with weights n / N, their shares of the rows.
+
+What PyMC gives is at that scale where the variable has a ``total_size``, by which PyMC has
+multiplied it and divided by n, and where a potential is a mean over the rows of its batch. A term
+that is a plain sum over its rows is multiplied by ``batch_size / n``: as the model is written, all
+the data count as much as the rows of one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.math import variadic_add
+
+from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi.errors import warn
+from pymc_ngvi.model.minibatches import ModelData, Rows
+from pymc_ngvi.model.variables import as_tensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a log density.
+
+    Attributes
+    ----------
+    variable : Variable
+        The random variable or potential that it belongs to.
+    logp : Variable
+        Elementwise, as PyMC gives it.
+    observed : bool
+        Whether it is the likelihood of an observed variable.
+    feed : int or None
+        Number of the feed it reads data from, None for a term that reads none.
+    total : Variable or None
+        The ``total_size`` of the variable.
+    averages : bool
+        Whether it is a potential that averages over the rows of its batch.
+    """
+
+    variable: Variable
+    logp: Variable
+    observed: bool
+    feed: int | None = None
+    total: Variable | None = None
+    averages: bool = False
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a term that reads a feed is the plain sum over the rows, without any scale."""
+        return self.total is None and not self.averages
+
+
+class Terms:
+    """The terms of a model's log density.
+
+    Those that read feeds come first; otherwise the order is PyMC's.
+
+    Parameters
+    ----------
+    data : ModelData
+    """
+
+    def __init__(self, data: ModelData) -> None:
+        self.data = data
+        model = data.model
+        # PyMC 5.28 lists an observed variable twice once its predictions were sampled.
+        variables = [*dict.fromkeys(model.basic_RVs), *model.potentials]
+        # PyTensor would keep with each node the stack traces of all the nodes that it replaced.
+        with pytensor.config.change_flags(traceback__limit=0):
+            logps = model.logp(vars=variables, sum=False)
+        terms = map(self._term, variables, logps)
+        self._terms = sorted(terms, key=lambda term: term.feed is None)
+
+    def __iter__(self) -> Iterator[Term]:
+        return iter(self._terms)
+
+    def _term(self, variable: Variable, logp: Variable) -> Term:
+        observed = variable in self.data.model.observed_RVs
+        feed, total = self._feed_of(variable, logp), _total_size(variable)
+        averages = False
+        if feed is not None and total is None and not observed:
+            averages = self._averages(variable, logp, feed)
+        return Term(variable, logp, observed, feed, total, averages)
+
+    def _feed_of(self, variable: Variable, logp: Variable) -> int | None:
+        above = set(ancestors([logp]))
+        found = [i for i, feed in enumerate(self.data.feeds) if above.intersection(feed.containers)]
+        if len(found) > 1:
+            raise NotImplementedError(
+                f"{variable.name} reads batches of different data, drawn independently of each "
+                "other: take all its arrays from one pm.Minibatch or one Loader"
+            )
+        return found[0] if found else None
+
+    def _averages(self, variable: Variable, logp: Variable, number: int) -> bool:
+        """Whether a potential stays the same when each row of its batch is there twice."""
+        model, feed = self.data.model, self.data.feeds[number]
+        point = model.initial_point(0)
+        inputs = model.value_vars
+        function = pytensor.function(
+            inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
+        )
+        values = [np.asarray(point[v.name] + 0.1, dtype=v.dtype) for v in inputs]
+        rows = feed.loader.read(0, feed.loader.batch_size)
+        with self.data.restoring():
+            feed.fill(rows)
+            once = float(function(*values))
+            feed.fill([np.concatenate([array, array]) for array in rows])
+            twice = float(function(*values))
+        if np.isclose(twice, once, rtol=1e-5):
+            return True
+        if np.isclose(twice, 2 * once, rtol=1e-5):
+            return False
+        raise NotImplementedError(
+            f"{variable.name} is neither a sum over the rows of its batch nor a mean: of each row "
+            f"twice it is {twice:.6g}, of each once {once:.6g}. Write it as a sum"
+        )
+
+    def scaled(self, term: Term, logp: Variable) -> Variable:
+        """Scale `logp`, a term or the sum of it, so that the rows it sees stand for all rows."""
+        if term.feed is None or not term.adds_up:
+            return logp
+        feed = self.data.feeds[term.feed]
+        return logp * feed.loader.batch_size / feed.containers[0].shape[0]
+
+    def weights(self, rows: Rows) -> list[float]:
+        """Weight of each term, scaled, in the sum over chunks of all the data."""
+        return [rows.outside if t.feed is None else rows.weights[t.feed] for t in self]
+
+    def unscaling(self, rows: Rows) -> list[float]:
+        """Return, for each observed term, what takes it from its scale to that of single rows."""
+        factors = []
+        for term in filter(lambda term: term.observed, self):
+            if term.feed is None:
+                factors.append(1.0)
+                continue
+            size = self.data.feeds[term.feed].loader.batch_size
+            worth = size if term.total is None else float(term.total.eval())
+            factors.append(len(rows.arrays[term.feed][0]) / worth)
+        return factors
+
+    def add_up(self) -> tuple[Variable, tuple[Variable, ...]]:
+        """Return the log density as a function of the value variables and of rows.
+
+        Returns
+        -------
+        log_density : Variable
+        inputs : tuple of Variable
+            What stands for the rows, as in :attr:`.Rows.arguments`; empty without feeds.
+        """
+        sums = [self.scaled(term, as_tensor(term.logp).sum()) for term in self]
+        feeds = self.data.feeds
+        if not feeds:
+            return variadic_add(*sums), ()
+        outside = pt.scalar("outside", dtype="float64")
+        weights = [pt.scalar(dtype="float64") for _ in feeds]
+        inputs: list[Variable] = [outside]
+        containers: dict[Variable, Variable] = {}
+        for feed, weight in zip(feeds, weights, strict=True):
+            arrays = [container.type(container.name) for container in feed.containers]
+            containers.update(zip(feed.containers, arrays, strict=True))
+            inputs += [weight, *arrays]
+        weighted = [
+            (outside if term.feed is None else weights[term.feed]) * logp
+            for term, logp in zip(self, sums, strict=True)
+        ]
+        (log_density,) = graph_replace([variadic_add(*weighted)], containers, strict=False)
+        return log_density, tuple(inputs)
+
+    def check(self) -> None:
+        """Raise where data in memory are not finite, and warn of terms not scaled to their data.
+
+        PyMC does not warn of the latter. Data on disk are checked when they are read.
+        """
+        for feed in self.data.feeds:
+            feed.loader.check()
+        for term in self:
+            if term.feed is None or term.averages:
+                continue
+            loader = self.data.feeds[term.feed].loader
+            name, rows, size = term.variable.name, loader.n_rows, loader.batch_size
+            if term.total is None and term.observed:
+                warn(
+                    f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
+                    f"the posterior is one of {size} rows only: add total_size={rows} to it"
+                )
+            elif term.total is None:
+                warn(
+                    f"{name} adds up batches of {size} of {rows} rows and has no total_size: "
+                    f"unless that is done, multiply it by {rows / size:g}"
+                )
+            elif isinstance(term.total, Constant) and int(term.total.data) != rows:
+                warn(
+                    f"{name} has total_size={int(term.total.data)}, but its data have {rows} rows: "
+                    "the likelihood is scaled to the former"
+                )
+
+
+def _total_size(variable: Variable) -> Variable | None:
+    node = variable.owner
+    if node is None or not isinstance(node.op, MinibatchRandomVariable) or len(node.inputs) < 2:
+        return None
+    total = node.inputs[1]
+    return total if isinstance(total.type, pt.TensorType) else None

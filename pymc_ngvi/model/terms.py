@@ -27,8 +27,11 @@ from pytensor.tensor.math import variadic_add
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.errors import warn
-from pymc_ngvi.model.minibatches import ModelData, Rows
+from pymc_ngvi.model.minibatches import Feed, ModelData, Rows
 from pymc_ngvi.model.variables import as_tensor
+
+# Number of points at which a potential is tried, to tell a sum over rows from a mean.
+_PROBES = 5
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class Term:
         Number of the feed it reads data from, None for a term that reads none.
     total : Variable or None
         The ``total_size`` of the variable.
-    averages : bool
-        Whether it is a potential that averages over the rows of its batch.
+    averages : bool or None
+        Whether it is a potential that is a mean over the rows of its batch; None for one that is
+        zero wherever it was tried, and is taken for a sum.
     """
 
     variable: Variable
@@ -56,7 +60,7 @@ class Term:
     observed: bool
     feed: int | None = None
     total: Variable | None = None
-    averages: bool = False
+    averages: bool | None = False
 
     @property
     def adds_up(self) -> bool:
@@ -91,7 +95,7 @@ class Terms:
     def _term(self, variable: Variable, logp: Variable) -> Term:
         observed = variable in self.data.model.observed_RVs
         feed, total = self._feed_of(variable, logp), _total_size(variable)
-        averages = False
+        averages: bool | None = False
         if feed is not None and total is None and not observed:
             averages = self._averages(variable, logp, feed)
         return Term(variable, logp, observed, feed, total, averages)
@@ -106,29 +110,48 @@ class Terms:
             )
         return found[0] if found else None
 
-    def _averages(self, variable: Variable, logp: Variable, number: int) -> bool:
-        """Whether a potential stays the same when each row of its batch is there twice."""
-        model, feed = self.data.model, self.data.feeds[number]
-        point = model.initial_point(0)
-        inputs = model.value_vars
+    def _averages(self, variable: Variable, logp: Variable, number: int) -> bool | None:
+        """Whether a potential is a mean over the rows of its batch; None if it is zero everywhere.
+
+        A mean stays the same when each row is there twice, and a sum doubles.
+        """
+        once, twice = np.transpose([*self._probe(logp, self.data.feeds[number])])
+        finite = np.isfinite(once) & np.isfinite(twice)
+        once, twice = once[finite], twice[finite]
+        if not once.any() and not twice.any():
+            return None
+        tolerance = 1e-5 * abs(once).max()
+        if np.allclose(twice, once, rtol=0, atol=tolerance):
+            return True
+        if np.allclose(twice, 2 * once, rtol=0, atol=2 * tolerance):
+            return False
+        i = np.argmax(abs(once))
+        raise NotImplementedError(
+            f"{variable.name} is neither a sum over the rows of its batch nor a mean: of each row "
+            f"twice it is {twice[i]:.6g}, of each once {once[i]:.6g}. Write it as a sum"
+        )
+
+    def _probe(self, logp: Variable, feed: Feed) -> Iterator[tuple[float, float]]:
+        """Evaluate a term at a few points, each on a batch of rows and on these rows twice."""
+        model, loader = self.data.model, feed.loader
+        point, inputs = model.initial_point(0), model.value_vars
         function = pytensor.function(
             inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
         )
-        values = [np.asarray(point[v.name] + 0.1, dtype=v.dtype) for v in inputs]
-        rows = feed.loader.read(0, feed.loader.batch_size)
+        rng = np.random.default_rng(0)
         with self.data.restoring():
-            feed.fill(rows)
-            once = float(function(*values))
-            feed.fill([np.concatenate([array, array]) for array in rows])
-            twice = float(function(*values))
-        if np.isclose(twice, once, rtol=1e-5):
-            return True
-        if np.isclose(twice, 2 * once, rtol=1e-5):
-            return False
-        raise NotImplementedError(
-            f"{variable.name} is neither a sum over the rows of its batch nor a mean: of each row "
-            f"twice it is {twice:.6g}, of each once {once:.6g}. Write it as a sum"
-        )
+            for i in range(_PROBES):
+                shifts = (rng.standard_normal(np.shape(point[v.name])) for v in inputs)
+                values = [
+                    np.asarray(point[v.name] + 0.1 + 0.1 * shift, dtype=v.dtype)
+                    for v, shift in zip(inputs, shifts, strict=True)
+                ]
+                start = i * (loader.n_rows - loader.batch_size) // (_PROBES - 1)
+                rows = loader.read(start, start + loader.batch_size)
+                feed.fill(rows)
+                once = function(*values)
+                feed.fill([np.concatenate([array, array]) for array in rows])
+                yield float(once), float(function(*values))
 
     def scaled(self, term: Term, logp: Variable) -> Variable:
         """Scale `logp`, a term or the sum of it, so that the rows it sees stand for all rows."""
@@ -197,6 +220,12 @@ class Terms:
                 warn(
                     f"{name} sees batches of {size} of {rows} rows but has no total_size, so that "
                     f"the posterior is one of {size} rows only: add total_size={rows} to it"
+                )
+            elif term.total is None and term.averages is None:
+                warn(
+                    f"{name} is zero or not finite at all points and batches where it was tried, "
+                    "which does not tell whether it is a sum or a mean over the rows of its batch: "
+                    "it is taken for a sum"
                 )
             elif term.total is None:
                 warn(

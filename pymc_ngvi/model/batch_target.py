@@ -120,19 +120,7 @@ class BatchTarget(ModelTarget):
         self._data.reseed(seed)
 
     def follow(self, q: Gaussian, planned: int) -> bool:
-        """Move the anchor to the mean of `q`, where that pays.
-
-        Parameters
-        ----------
-        q : Gaussian
-        planned : int
-            Number of evaluations that are to follow.
-
-        Returns
-        -------
-        bool
-            Whether the anchor moved.
-        """
+        """Move the anchor to the mean of `q`, where that pays for `planned` evaluations."""
         anchor = self._batches.anchor
         if not self._batches.controlled:
             return False
@@ -144,11 +132,6 @@ class BatchTarget(ModelTarget):
         """Move the anchor to the mean of `q`, or remove it; does nothing without control variates.
 
         The anchor is also removed where the log density of all the data is not finite at that mean.
-
-        Returns
-        -------
-        bool
-            Whether there is an anchor now.
         """
         if self._batches.controlled:
             self._batches.move(None if q is None else self._anchor_at(q))
@@ -162,14 +145,11 @@ class BatchTarget(ModelTarget):
         return Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
 
     def log_density(self, draws: Array) -> Array:
-        """Log density (n,) at draws (n, d), estimated from one batch for every few draws.
-
-        Draws share a batch because the derivatives of each batch at the anchor take most of the
-        time.
-        """
+        """Log density (n,) at draws (n, d), estimated from one batch for every few draws."""
         return self._controlled_density(draws, self._batches.anchor)
 
     def _controlled_density(self, draws: Array, anchor: Anchor | None) -> Array:
+        # Draws share a batch because the derivatives of a batch at the anchor take most of the time.
         draws = self._as_draws(draws)
         parts = []
         for start in range(0, len(draws), DRAWS_A_BATCH):

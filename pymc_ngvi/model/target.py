@@ -135,10 +135,6 @@ class ModelTarget(Target):
         self._hessian: Hessian | None = None
         self._wasted = 0
 
-    def label(self, index: int) -> str:
-        """Name of component `index`, such as ``beta[school=Eton]``."""
-        return self.layout.label(index)
-
     def unflatten(self, vector: Array) -> dict[str, NDArray[Any]]:
         """Return the vector (d,) as a point on the unconstrained scale."""
         return self.layout.unflatten(vector)
@@ -187,12 +183,6 @@ class ModelTarget(Target):
 
     def evaluate(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d).
-
-        Parameters
-        ----------
-        draws : array, (n, d)
-        curvature : {"full", "diagonal", "none"}
-            The part of the Hessian to give: all of it (n, d, d), its diagonal (n, d), or nothing.
 
         Raises
         ------
@@ -326,7 +316,7 @@ class ModelTarget(Target):
             return f"The log density is {evaluation.log_density[0]}"
         bad = np.flatnonzero(~np.isfinite(evaluation.gradient[0]))
         if bad.size:
-            labels = ", ".join(self.label(int(i)) for i in bad[:5])
+            labels = ", ".join(self.layout.label(int(i)) for i in bad[:5])
             return f"The gradient is not finite for {labels}{' and more' if bad.size > 5 else ''}"
         return ""
 

@@ -62,16 +62,12 @@ class Term:
     total: Variable | None = None
     averages: bool | None = False
 
-    @property
-    def adds_up(self) -> bool:
-        """Whether a term that reads a feed is the plain sum over the rows, without any scale."""
-        return self.total is None and not self.averages
-
 
 class Terms:
     """The terms of a model's log density.
 
-    Those that read feeds come first; otherwise the order is PyMC's.
+    Those that read feeds come first. Otherwise the order is PyMC's, and so is the rounding of the
+    sum of a model that holds all its data.
 
     Parameters
     ----------
@@ -155,7 +151,7 @@ class Terms:
 
     def scaled(self, term: Term, logp: Variable) -> Variable:
         """Scale `logp`, a term or the sum of it, so that the rows it sees stand for all rows."""
-        if term.feed is None or not term.adds_up:
+        if term.feed is None or term.total is not None or term.averages:
             return logp
         feed = self.data.feeds[term.feed]
         return logp * feed.loader.batch_size / feed.containers[0].shape[0]

@@ -1,4 +1,4 @@
-"""A graph of one draw, evaluated at many."""
+"""Evaluating the graph of one draw at many draws."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Reduction = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 _log = logging.getLogger(__name__)
 
-# Numbers a vectorised call may return at once. Graphs hold a few intermediate results of the size
-# of their outputs, so this keeps a call well below 100 MB, however many draws there are.
+# Numbers that one vectorised call may return. Graphs hold a few intermediate results of the size of
+# their outputs, so this keeps a call well below 100 MB, however many draws there are.
 NUMBERS_PER_CALL = 2**20
 
-# Draws of the first call, which tells how large the outputs are.
+# Draws in the first chunk, which shows how large the outputs are.
 FIRST_DRAWS = 16
 
 
 class DrawFunction:
-    """A graph of one draw, evaluated at many.
+    """The graph of one draw, as a function of many draws.
 
-    The graph is vectorised over draws and run in NumPy: it takes a fraction of a second to build
-    and each operation then handles all draws at once. Where an operation cannot be vectorised, or
-    is random itself, a function of one draw is called draw by draw instead.
+    The graph is vectorised over the draws and run in NumPy: that takes a fraction of a second to
+    build, and each operation then handles all draws at once. Where an operation does not vectorise,
+    or is itself random, a function of one draw is called for each draw instead.
 
     Parameters
     ----------
     what : str
         What is computed, for messages.
-    inputs, outputs : sequence of pytensor variables
-        Of one draw.
+    inputs, outputs : sequence of Variable
+        The graph of one draw.
     """
 
     def __init__(self, what: str, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
@@ -70,7 +70,7 @@ class DrawFunction:
         inputs : sequence of array, (n, ...)
             Values of the inputs at n draws.
         rng : numpy.random.Generator, optional
-            Seeds what is random in the graph; left alone where nothing is.
+            Seeds the random operations of the graph; not used where there are none.
         reduce : callable
             Applied to the outputs of each chunk of draws, to keep less than all of them.
         """
@@ -78,15 +78,15 @@ class DrawFunction:
         if self._vectorises:
             try:
                 return _call_in_chunks(self._vectorised, inputs, reduce)
-            # An operation that does not vectorise may fail in any way, when built or when run.
+            # An operation that does not vectorise may raise any error, when built or when run.
             except Exception as error:
                 reason = error
         function = self._single
         if self._random_generators and rng is not None:
-            # After compiling, which seeds them too.
+            # This comes after compiling, which seeds them too.
             reseed_rngs(self._random_generators, int(rng.integers(2**63)))
         values = reduce(_call_one_by_one(function, inputs))
-        # Only now is it the vectorisation that failed, and not the model's own computation.
+        # As this call succeeded, it was the vectorisation that failed and not the model itself.
         if reason is not None:
             self._vectorises = False
             _log.info("The %s do not vectorise (%s); going draw by draw", self._what, reason)
@@ -132,7 +132,7 @@ class DrawFunction:
 
 
 def _quick_compilation() -> Any:
-    """Compile nothing in C and keep no stack traces, which took longer than all else."""
+    """Compile nothing in C and keep no stack traces, which would take most of the time."""
     return pytensor.config.change_flags(cxx="", traceback__limit=0, traceback__compile_limit=0)
 
 
@@ -141,7 +141,7 @@ def _call_in_chunks(
     inputs: Sequence[np.ndarray],
     reduce: Reduction,
 ) -> list[np.ndarray]:
-    """Call a vectorised function on as many draws at a time as memory allows."""
+    """Call a vectorised function on chunks of draws, as large as memory allows."""
     n = len(inputs[0])
     outputs = function(*(values[:FIRST_DRAWS] for values in inputs))
     numbers_per_draw = sum(values[0].size for values in outputs)

@@ -105,15 +105,15 @@ def test_flatten_inverts_unflatten(interpreted, name):
 
 def test_labels_name_variable_and_coordinate(interpreted):
     target = interpreted("coords_and_dims")
-    assert target.label(1) == "beta[school=Harrow]"
-    assert target.label(4) == "scale_log__[school=Eton, term=2]"
-    assert interpreted("linear_regression").label(2) == "slopes[1]"
-    assert interpreted("hierarchical").label(1) == "tau_log__"
-    assert interpreted("nested").label(1) == "inner::scale_log__"
+    assert target.layout.label(1) == "beta[school=Harrow]"
+    assert target.layout.label(4) == "scale_log__[school=Eton, term=2]"
+    assert interpreted("linear_regression").layout.label(2) == "slopes[1]"
+    assert interpreted("hierarchical").layout.label(1) == "tau_log__"
+    assert interpreted("nested").layout.label(1) == "inner::scale_log__"
     # A simplex of three has two free components, which are not the first two parties.
-    assert interpreted("dirichlet").label(1) == "share_simplex__[1]"
+    assert interpreted("dirichlet").layout.label(1) == "share_simplex__[1]"
     with pytest.raises(IndexError, match="component 9"):
-        target.label(9)
+        target.layout.label(9)
 
 
 def test_flatten_names_what_is_wrong(interpreted):

@@ -149,13 +149,13 @@ class BatchTarget(ModelTarget):
         return self._controlled_density(draws, self._batches.anchor)
 
     def _controlled_density(self, draws: Array, anchor: Anchor | None) -> Array:
-        # Draws share a batch because the derivatives of a batch at the anchor take most of the time.
+        # Draws share a batch because its derivatives at the anchor take most of the time.
         draws = self._as_draws(draws)
         parts = []
         for start in range(0, len(draws), DRAWS_A_BATCH):
             part = draws[start : start + DRAWS_A_BATCH]
             rows = self._draw_rows()
-            value = self._density(part, itertools.repeat(rows))
+            value = self._functions.density(part, itertools.repeat(rows))
             if anchor is not None:
                 here = Evaluation(value, np.zeros(part.shape), None)
                 there = self._at_mean(anchor, [rows])
@@ -232,7 +232,7 @@ class BatchTarget(ModelTarget):
     def _full_log_density(self, draws: Array) -> Array:
         draws = self._as_draws(draws)
         return np.asarray(
-            sum(self._density(draws, itertools.repeat(rows)) for rows in self._chunks())
+            sum(self._functions.density(draws, itertools.repeat(rows)) for rows in self._chunks())
         )
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:

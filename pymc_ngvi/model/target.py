@@ -15,7 +15,6 @@ import io
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,36 +22,20 @@ import pymc
 import pytensor
 from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
-from pytensor.graph.traversal import ancestors
-from pytensor.scan.op import Scan
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation, Target
-from pymc_ngvi.model.evaluators import Compiler, Data, Evaluator
+from pymc_ngvi.model.evaluators import Compiler, Data
+from pymc_ngvi.model.functions import Functions
 from pymc_ngvi.model.graph import build_graph
-from pymc_ngvi.model.hessian import (
-    Hessian,
-    HessianUnavailableError,
-    difference_hessian,
-    find_hessian,
-)
+from pymc_ngvi.model.hessian import Hessian, difference_hessian
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
-from pymc_ngvi.model.variables import value_of
 
 CURVATURES = ("full", "diagonal", "none")
-
-# Before a function of the log density alone is compiled, a function that gives derivatives too
-# serves for so many components of draws; so many numbers of data weigh as much as one component.
-# This is counted and not timed: the same calls then use the same functions on every machine, and
-# give the same bits.
-_WASTE_LIMIT = 2_000_000
-_DATA_PER_COMPONENT = 250
 
 
 @dataclass(frozen=True)
@@ -127,13 +110,9 @@ class ModelTarget(Target):
         self.dim = self.layout.dim
         self.initial_point = self.layout.flatten(point)
         self._data = terms.data
-        self._compiler = compiler
         with pytensor.config.change_flags(traceback__limit=0):
-            self._graph = build_graph(terms, self.layout)
-        # What changes later: functions compiled so far, and what was spent for want of others.
-        self._evaluators: dict[str, Evaluator] = {}
-        self._hessian: Hessian | None = None
-        self._wasted = 0
+            graph = build_graph(terms, self.layout)
+        self._functions = Functions(graph, compiler, self.layout)
 
     def unflatten(self, vector: Array) -> dict[str, NDArray[Any]]:
         """Return the vector (d,) as a point on the unconstrained scale."""
@@ -179,7 +158,7 @@ class ModelTarget(Target):
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d)."""
-        return self._density(self._as_draws(draws), itertools.repeat(()))
+        return self._functions.density(self._as_draws(draws), itertools.repeat(()))
 
     def evaluate(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d).
@@ -192,56 +171,10 @@ class ModelTarget(Target):
         return self._evaluate(self._as_draws(draws), curvature, itertools.repeat(()))
 
     def _evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate at draws (n, d), of which each sees its own of the `data`."""
-        if curvature == "none":
-            if "gradient" not in self._evaluators:
-                self._evaluators["gradient"] = self._compile("log_density", "gradient")
-            return self._evaluators["gradient"](draws, "none", data)
         check_choice("curvature", curvature, CURVATURES)
-        evaluator = self._found_hessian.evaluator
-        if evaluator is None:
-            raise HessianUnavailableError(
-                "the model's log density has no second derivatives: it can be evaluated with "
-                'curvature="none" only'
-            )
-        return evaluator(draws, curvature, data)
-
-    def _density(self, draws: Array, data: Data) -> Array:
-        """Evaluate the log density only, at draws (n, d) of which each sees its own `data`."""
-        if "density" not in self._evaluators:
-            richer = self._evaluators.get("gradient") or (self._hessian and self._hessian.evaluator)
-            self._wasted += len(draws) * self._burden
-            if richer and self._wasted <= _WASTE_LIMIT and not self._costly_derivatives:
-                return richer(draws, "none", data).log_density
-            self._evaluators["density"] = self._compile("log_density")
-        return self._evaluators["density"](draws, "none", data).log_density
-
-    @cached_property
-    def _burden(self) -> int:
-        """Cost of derivatives that nobody asked for, at one draw, in components."""
-        held = (
-            np.size(value_of(variable))
-            for variable in ancestors([self._graph.log_density])
-            if isinstance(variable, Constant | SharedVariable)
-        )
-        return max(self.dim, sum(held) // _DATA_PER_COMPONENT)
-
-    @cached_property
-    def _costly_derivatives(self) -> bool:
-        """Whether to compile a function of the log density alone at once.
-
-        Interpreted, that takes next to no time; and the Hessian of a loop costs a hundred times as
-        much as the loop.
-        """
-        nodes = ancestors([self._graph.log_density])
-        loops = any(v.owner and isinstance(v.owner.op, Scan) for v in nodes)
-        return self._compiler.interpreted or loops
-
-    def _compile(self, *outputs: str) -> Evaluator:
-        graph = self._graph
-        return self._compiler.evaluator(
-            [getattr(graph, output) for output in outputs], [graph.x, *graph.data]
-        )
+        if curvature != "none":
+            self._ensure_hessian()
+        return self._functions.evaluate(draws, curvature, data)
 
     def _as_draws(self, draws: Array) -> Array:
         # Writable too: Numba compiles anew for read-only arrays.
@@ -260,17 +193,11 @@ class ModelTarget(Target):
         gradient; where that fails, the next route is tried, with a
         :class:`~pymc_ngvi.model.hessian.HessianFallbackWarning`.
         """
-        return self._found_hessian.route
+        return self._ensure_hessian().route
 
-    @property
-    def _found_hessian(self) -> Hessian:
-        if self._hessian is None:
-            self._hessian = self._find_hessian(self.initial_point)
-        return self._hessian
-
-    def _find_hessian(self, x: Array) -> Hessian:
-        rows = self._draw_rows()
-        return find_hessian(self._graph, self._compiler, self.layout, x, rows, self._hessian)
+    def _ensure_hessian(self) -> Hessian:
+        functions = self._functions
+        return functions.hessian or functions.find_hessian(self.initial_point, self._draw_rows())
 
     @property
     def _richest_curvature(self) -> str:
@@ -307,8 +234,8 @@ class ModelTarget(Target):
             terms = f"\n\n{self.describe(x)}" if explain else ""
             raise SamplingError(f"{problem} at the start.{terms}")
         # The Hessian could not be verified at an initial point where it is not finite.
-        if curvature == "full" and not self._found_hessian.verified:
-            self._hessian = self._find_hessian(x)
+        if curvature == "full" and not self._ensure_hessian().verified:
+            self._functions.find_hessian(x, self._draw_rows())
 
     def _problem(self, evaluation: Evaluation) -> str:
         """Say what is not finite in the evaluation of one draw; empty if all is finite."""

@@ -171,10 +171,10 @@ def test_densities_of_many_data_have_a_function_of_their_own(rows, own_function)
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1.0, observed=np.ones(rows))
     target = compile_target(model, compile_kwargs={"mode": "FAST_COMPILE"})
-    target._wasted = 1_999_000
+    target._functions.wasted = 1_999_000
     target.evaluate(np.zeros((1, 1)), "none")
     target.log_density(np.zeros((10, 1)))
-    assert ("density" in target._evaluators) == own_function
+    assert (target._functions._density is not None) == own_function
 
 
 @pytest.mark.parametrize("backend", [None, "numba", "c", "jax"])

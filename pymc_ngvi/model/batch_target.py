@@ -34,33 +34,15 @@ _KEPT_NUMBERS = 2**23
 
 @dataclass
 class Batches:
-    """What changes in the course of a fit.
+    """What changes in the course of a fit."""
 
-    Attributes
-    ----------
-    controlled : bool
-        Whether the fit uses control variates.
-    seed : int
-        Seed of the current sequence of batches.
-    drawn : int
-        Number of batches drawn since that seed was set.
-    rows : int
-        Number of rows read so far, those for anchors included.
-    anchor : Anchor or None
-        Where the log density is expanded; None for plain batches.
-    anchors : int
-        Number of anchors placed so far.
-    kept : dict
-        Evaluations of batches of this seed at this anchor, by the number of the batch that was
-        drawn last and the number of batches.
-    """
-
-    controlled: bool
-    seed: int
-    drawn: int = 0
-    rows: int = 0
-    anchor: Anchor | None = None
-    anchors: int = 0
+    controlled: bool  # whether the fit uses control variates
+    seed: int  # of the current sequence of batches
+    drawn: int = 0  # batches since that seed was set
+    rows: int = 0  # read so far, those for anchors included
+    anchor: Anchor | None = None  # None for plain batches
+    anchors: int = 0  # placed so far
+    #: Evaluations of batches at the anchor, by `drawn` after the last of them and their number.
     kept: dict[tuple[int, int], Evaluation] = field(default_factory=dict)
 
     def restart(self, seed: int) -> None:

@@ -40,24 +40,12 @@ CURVATURES = ("full", "diagonal", "none")
 
 @dataclass(frozen=True)
 class Reading:
-    """How much a target has read of its data: zeros for a target that holds all its data.
+    """How much a target has read of its data: zeros for a target that holds all its data."""
 
-    Attributes
-    ----------
-    n_rows : int
-        Number of rows of the data.
-    batch_size : int
-        Number of rows in a batch.
-    rows : int
-        Number of rows read so far, those for anchors included.
-    anchors : int
-        Number of anchors placed so far; each reads all rows once.
-    """
-
-    n_rows: int = 0
+    n_rows: int = 0  # of all the data
     batch_size: int = 0
-    rows: int = 0
-    anchors: int = 0
+    rows: int = 0  # read so far, those for anchors included
+    anchors: int = 0  # placed so far; each reads all rows once
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pytensor.tensor.math import variadic_add
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.errors import warn
-from pymc_ngvi.model.minibatches import Feed, ModelData, Rows
+from pymc_ngvi.model.data import Feed, ModelData, Rows
 from pymc_ngvi.model.variables import as_tensor
 
 # Number of points at which a potential is tried, to tell a sum over rows from a mean.

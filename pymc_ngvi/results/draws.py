@@ -14,9 +14,10 @@ import pymc
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.model.data import ModelData
 from pymc_ngvi.model.densities import Densities, Values
 from pymc_ngvi.model.loader import Loader
-from pymc_ngvi.model.minibatches import ModelData, find_data
+from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.terms import Terms
 from pymc_ngvi.model.vectorised import DrawFunction
 

@@ -1,7 +1,7 @@
-"""What differs between the supported lines of PyMC, PyTensor and ArviZ.
+"""Differences between the supported versions of PyMC, PyTensor and ArviZ.
 
 PyMC 5.28 comes with ArviZ 0.23 and its ``InferenceData``, PyMC 6 with ArviZ 1 and xarray's
-``DataTree``. The rest of the package asks here and never looks at a version.
+``DataTree``. No other module of the package looks at a version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
-#: Whether this is the line of PyMC 6 and ArviZ 1.
+#: True with PyMC 6 and ArviZ 1, False with PyMC 5.28 and ArviZ 0.23.
 PYMC_6 = int(pymc.__version__.split(".")[0]) >= 6
 
 
@@ -37,10 +37,10 @@ def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:
 
 
 def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """ArviZ's Pareto smoothing of log importance ratios (n,): log weights, and k-hat.
+    """Smooth log importance ratios (n,) by ArviZ's PSIS, and return log weights (n,) and k-hat.
 
-    ArviZ 1 takes the negative of what ArviZ 0 takes: log likelihoods, whose negative are the
-    ratios of leaving one out.
+    ArviZ 0 takes the ratios themselves, ArviZ 1 their negative: the log likelihoods of leaving one
+    out.
     """
     if PYMC_6:
         from arviz_stats.base import array_stats
@@ -54,14 +54,14 @@ def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64],
 
 
 def group_names(data: Any) -> list[str]:
-    """Names of the groups of an InferenceData or a DataTree; none of anything else."""
+    """Names of the groups of an InferenceData or a DataTree; empty for anything else."""
     groups = getattr(data, "groups", ())
     names = groups() if callable(groups) else groups
     return [str(name).strip("/") for name in names]
 
 
 def loo_from_draws(data: Any, var_name: str) -> Any:
-    """PSIS-LOO of ArviZ, pointwise, for draws from the posterior itself."""
+    """ArviZ's PSIS-LOO, pointwise, for draws from the posterior itself."""
     from arviz import loo
 
     return loo(data, pointwise=True, var_name=var_name)
@@ -70,8 +70,8 @@ def loo_from_draws(data: Any, var_name: str) -> Any:
 def loo_from_approximation(data: Any, var_name: str) -> Any:
     r"""PSIS-LOO, pointwise, for draws from an approximation with `lp` and `log_q`.
 
-    The ratios of leaving observation i out are :math:`p / (q\, p(y_i \mid \theta))`. ArviZ 1 has
-    this; for ArviZ 0 it is put together here from the same parts.
+    The ratios for leaving out observation i are :math:`p / (q\, p(y_i \mid \theta))`. ArviZ 1
+    has a function for this; for ArviZ 0 it is computed here.
     """
     log_p, log_q = data["sample_stats"]["lp"], data["sample_stats"]["log_q"]
     if PYMC_6:
@@ -105,14 +105,14 @@ def loo_from_approximation(data: Any, var_name: str) -> Any:
 
 
 def compare_elpds(elpds: Mapping[str, Any], method: str) -> Any:
-    """ArviZ's table of models, with numbers as they are."""
+    """ArviZ's table of compared models, with numbers that are not rounded."""
     from arviz import compare
 
     return compare(dict(elpds), method=method, **({"round_to": "none"} if PYMC_6 else {}))
 
 
 def density_estimate(values: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Estimate the density of values (n,) by ArviZ's kernel: where, and how much."""
+    """Estimate the density of values (n,) by ArviZ's KDE: return a grid and the density on it."""
     if PYMC_6:
         from arviz_stats.base import array_stats
 
@@ -125,7 +125,7 @@ def density_estimate(values: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray
 
 
 def is_elpd(data: Any) -> bool:
-    """Whether this is what ArviZ's `loo` returns."""
+    """Whether `data` is what ArviZ's `loo` returns."""
     if PYMC_6:
         from arviz import ELPDData
     else:
@@ -134,12 +134,12 @@ def is_elpd(data: Any) -> bool:
 
 
 def interpreted_mode() -> Mode:
-    """PyTensor mode that runs a graph in NumPy and compiles nothing.
+    """Return the PyTensor mode that runs a graph in NumPy and compiles nothing.
 
     It is ``FAST_COMPILE`` with the rewrites for numerical stability, without which log(1 + exp(x))
-    overflows where the compiled function does not. NumPy takes 32 operands at most, and a model may
-    well add up a hundred variables: wide sums and products are split before and after the other
-    rewrites, and the two rewrites that would merge them again are left out.
+    overflows where the compiled function does not. NumPy allows 32 operands, and a model may add up
+    a hundred variables: therefore sums and products of many terms are split, before and after the
+    other rewrites, and the two rewrites that would merge them again are left out.
     """
     mode = get_mode("FAST_COMPILE").including("stabilize")
     mode = mode.excluding("local_add_canonizer", "local_mul_canonizer")
@@ -161,7 +161,7 @@ _split_everywhere = dfs_rewriter(node_rewriter([Elemwise])(_split))
 
 
 def split_wide_operations(output: Variable) -> Variable:
-    """Split sums and products of more than 30 terms, before derivatives repeat them."""
+    """Split sums and products of more than 30 terms; to be done before differentiating."""
     graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
     _split_everywhere.rewrite(graph)
     return graph.outputs[0]
@@ -170,11 +170,12 @@ def split_wide_operations(output: Variable) -> Variable:
 def inline_inner_graphs(outputs: Sequence[Variable]) -> list[Variable]:
     """Replace operations that are graphs themselves by those graphs, and views by what they view.
 
-    PyTensor 3 defines softmax and its like as graphs. Interpreted, each would compile its inner
-    graph with the C compiler after all, ten seconds for one softmax. PyMC wraps deterministics
-    in views, which a graph vectorised over draws would take element by element.
+    PyTensor 3 defines softmax and similar operations as graphs. Each would compile its inner graph
+    with the C compiler even where the rest is interpreted, which takes ten seconds for one softmax.
+    PyMC wraps deterministics in views, which a graph vectorised over draws would evaluate element
+    by element.
 
-    The given graph is left as it is.
+    The given graph is not changed.
     """
     graph = FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False)
     _inline_everywhere.rewrite(graph)

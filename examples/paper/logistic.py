@@ -29,7 +29,8 @@ from examples.paper.output import (
 from pymc_ngvi import NGVI, BonnetPrice, DiagonalGaussian, Identity, NonNegativeMean, UnreliableFit
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.projections import Projection
-from pymc_ngvi.model.compilation import ModelTarget, compile_target
+from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.model.target import ModelTarget
 
 DIM, OBSERVATIONS, ELBO_DRAWS = 5, 100, 100
 STEP_SIZE, N_SAMPLES, START_VARIANCE = 0.01, 100, 0.5

@@ -21,8 +21,9 @@ from pymc_ngvi.interface.options import Options, split_keywords
 from pymc_ngvi.interface.prepare import prepare
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.start import Start, resolve_starts
-from pymc_ngvi.model.compilation import ModelTarget, compile_target
+from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.approximation import (
     NGVIFullRank,
     NGVIMeanField,

@@ -1,4 +1,4 @@
-"""From a model to its target: what backend runs it, and whether it reads batches."""
+"""Make the target of a model: choose its backend, and find the batches that it reads."""
 
 from __future__ import annotations
 
@@ -12,24 +12,11 @@ from pytensor.compile.mode import get_mode
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.model.batch_target import BatchTarget
+from pymc_ngvi.model.evaluators import Compiler
 from pymc_ngvi.model.loader import Loader
-from pymc_ngvi.model.minibatches import find_batches
-from pymc_ngvi.model.target import (
-    CURVATURES,
-    HessianFallbackWarning,
-    HessianUnavailableError,
-    ModelTarget,
-)
-
-__all__ = [
-    "BACKENDS",
-    "CURVATURES",
-    "BatchTarget",
-    "HessianFallbackWarning",
-    "HessianUnavailableError",
-    "ModelTarget",
-    "compile_target",
-]
+from pymc_ngvi.model.minibatches import find_data
+from pymc_ngvi.model.target import CURVATURES, ModelTarget
+from pymc_ngvi.model.terms import Terms
 
 BACKENDS = ("numba", "c", "jax", "interpreted")
 
@@ -44,18 +31,18 @@ def compile_target(
 ) -> ModelTarget:
     """Make a model's log density, gradient and Hessian callable on its flat unconstrained vector.
 
-    Nothing long happens here: the functions are compiled at their first use, once.
+    This takes a moment only: each function is compiled at its first use.
 
     Parameters
     ----------
     model : pymc.Model
     backend : {None, "numba", "c", "jax", "interpreted"}
-        What runs the graph; None is PyTensor's own default, "interpreted" is NumPy without any
+        What runs the graph: None is PyTensor's own default, "interpreted" is NumPy without any
         compilation.
     compile_kwargs : mapping, optional
         Passed on to ``pymc.Model.compile_fn``; its "mode" cannot be combined with `backend`.
     curvature : {"full", "diagonal", "none"}
-        What the fit will ask for.
+        The part of the Hessian that the fit will ask for.
     loader : Loader, optional
         What the model's data containers are fed from, a batch at a time.
 
@@ -84,12 +71,11 @@ def compile_target(
             "fitted to them. Sum them out of the model (`pymc_extras.marginalize`, or a mixture "
             "distribution such as `pm.Mixture`), or observe them."
         )
-    interpreted = backend == "interpreted"
-    batched = find_batches(model, loader)
-    if batched is None:
-        return ModelTarget(model, kwargs, curvature, interpreted=interpreted)
-    batched.check()
-    return BatchTarget(batched, model, kwargs, curvature, interpreted=interpreted)
+    compiler = Compiler(model, kwargs, interpreted=backend == "interpreted")
+    terms = Terms(find_data(model, loader))
+    terms.check()
+    kind = BatchTarget if terms.data.feeds else ModelTarget
+    return kind(model, terms, compiler, curvature)
 
 
 def _resolve_backend(

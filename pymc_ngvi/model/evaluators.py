@@ -1,33 +1,84 @@
-"""What evaluates a compiled function at many draws: a loop, products, or batches on JAX."""
+"""Compiling the graph of one draw, and evaluating the function at many draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import pymc
+import pytensor
+from pytensor.compile.mode import get_mode
+from pytensor.link.jax import JAXLinker
 
+from pymc_ngvi._compat import inline_inner_graphs
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 
-# JAX compiles once per shape, so draws go through in batches of one size, the last one padded.
-_JAX_BATCH = 16
+# JAX compiles once per shape, so draws are evaluated in chunks of one size, the last one padded.
+_JAX_CHUNK = 16
 
 
-#: What each draw sees of the data, for a function that takes them as arguments.
+#: For each draw, the rows of data that it sees: arguments of the function beside the draw.
 Data: TypeAlias = Iterable[tuple[Any, ...]]
 
 
+class Compiler:
+    """Compiles graphs of a model.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    kwargs : mapping
+        Passed on to ``pymc.Model.compile_fn``.
+    interpreted : bool
+        Whether the mode in `kwargs` is that of NumPy without any compilation.
+    """
+
+    def __init__(
+        self, model: pymc.Model, kwargs: Mapping[str, Any], *, interpreted: bool = False
+    ) -> None:
+        self._model = model
+        self._kwargs = dict(kwargs)
+        self.interpreted = interpreted
+
+    def evaluator(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Evaluator:
+        """Compile a function of a draw, and of data if `inputs` has more than the draw."""
+        function = self.function(outputs, inputs)
+        on_jax = isinstance(get_mode(self._kwargs.get("mode")).linker, JAXLinker)
+        return JaxChunks(function) if on_jax and len(inputs) == 1 else Loop(function)
+
+    def function(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """Compile a function that takes contiguous arrays of the right types."""
+        # PyTensor would keep with each node the stack traces of all the nodes that it replaced,
+        # which took most of the time of compiling a Cholesky factor's Hessian.
+        flags: dict[str, Any] = {"traceback__limit": 0, "traceback__compile_limit": 0}
+        if self.interpreted:
+            outputs = inline_inner_graphs(outputs)
+            # Inner functions (of Scan, of logsumexp) would go to the C compiler all the same.
+            flags["cxx"] = ""
+        with pytensor.config.change_flags(**flags):
+            function = self._model.compile_fn(
+                list(outputs),
+                inputs=list(inputs),
+                point_fn=False,
+                on_unused_input="ignore",
+                **self._kwargs,
+            )
+        function.trust_input = True  # PyTensor need not check the inputs of each call
+        return function
+
+
 class Evaluator(Protocol):
-    """What evaluates the target at draws (n, d): the part that may be swapped during a fit."""
+    """Evaluates a log density and its derivatives at draws (n, d)."""
 
     def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Log density, gradient and the Hessian as `curvature` asks for it."""
+        """Evaluate log density, gradient and the Hessian that `curvature` asks for."""
 
 
 class Loop:
-    """One call of the compiled function per draw."""
+    """Calls the function once for each draw."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -39,13 +90,13 @@ class Loop:
 
 
 class Products:
-    """One call per draw and component, with the component's unit vector."""
+    """Calls a function that multiplies the Hessian by a vector, with every unit vector."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate the rows of the Hessian of one draw after the other."""
+        """Evaluate one draw after the other, and of each the rows of its Hessian."""
         return _collect(map(self._one, draws, data), draws, curvature)
 
     def _one(self, draw: Array, seen: tuple[Any, ...]) -> tuple[Any, Any, Array]:
@@ -53,8 +104,8 @@ class Products:
         return calls[0][0], calls[0][1], np.stack([call[2] for call in calls])
 
 
-class JaxBatches:
-    """``jax.vmap`` over the function of one draw, in batches of a fixed size."""
+class JaxChunks:
+    """Applies ``jax.vmap`` to the function of one draw, for chunks of draws of a fixed size."""
 
     def __init__(self, function: Any) -> None:
         jax: Any = import_module("jax")  # an optional extra
@@ -62,19 +113,19 @@ class JaxBatches:
 
         self._shared = function.get_shared()
         axes = (0, *(None for _ in self._shared))
-        self._batch = jax.jit(jax.vmap(jax_funcify(function.maker.fgraph), in_axes=axes))
+        self._call = jax.jit(jax.vmap(jax_funcify(function.maker.fgraph), in_axes=axes))
 
     def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate batch by batch; there are no data to see but those of the function."""
+        """Evaluate chunk by chunk; the function takes no data."""
         return _collect(self._rows(draws), draws, curvature)
 
     def _rows(self, draws: Array) -> Iterator[tuple[Any, ...]]:
         shared = [variable.get_value(borrow=True) for variable in self._shared]
-        for start in range(0, len(draws), _JAX_BATCH):
-            batch = draws[start : start + _JAX_BATCH]
-            padded = np.concatenate([batch, np.repeat(batch[:1], _JAX_BATCH - len(batch), axis=0)])
-            outputs = [np.asarray(output) for output in self._batch(padded, *shared)]
-            yield from zip(*(output[: len(batch)] for output in outputs), strict=True)
+        for start in range(0, len(draws), _JAX_CHUNK):
+            chunk = draws[start : start + _JAX_CHUNK]
+            padded = np.concatenate([chunk, np.repeat(chunk[:1], _JAX_CHUNK - len(chunk), axis=0)])
+            outputs = [np.asarray(output) for output in self._call(padded, *shared)]
+            yield from zip(*(output[: len(chunk)] for output in outputs), strict=True)
 
 
 def _collect(rows: Iterable[Sequence[Any]], draws: Array, curvature: str) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Rows of data a batch at a time, from arrays in memory or on disk."""
+"""Reading rows of data in batches, from arrays in memory or on disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.arguments import check_count
 
-# Rows up to which the order of a pass is drawn at once. Beyond, batches are drawn one by one: they
-# seldom have a row in common, and to draw an order would take as long as to evaluate them.
+# Up to so many rows, one permutation gives all batches of a pass. With more, each batch is drawn by
+# itself: two of them seldom have a row in common, and a permutation would take as long to draw as
+# the batches take to evaluate.
 _LONGEST_ORDER = 2**17
 _ROWS_AT_A_TIME = 2**16
 
@@ -20,25 +21,28 @@ class Loader:
     """Feeds a model's data containers with batches of rows, and with all rows in chunks.
 
     Give it to ``pm.fit(method="ngvi", loader=...)``. The model reads the data from ``pm.Data``
-    containers, whose contents do not matter for the fit (a few rows will do), and its observed
-    variables say by ``total_size=`` how many rows there are in all.
+    containers, whose contents do not matter for the fit (a few rows will do), and ``total_size=``
+    of its observed variables is the number of all rows.
 
     Parameters
     ----------
     arrays : mapping of str to array
-        By the name of its container, what each is fed from: anything with a shape and slices, such
-        as NumPy arrays, ``numpy.memmap``, zarr, h5py and dask arrays. Rows belong together.
+        For the name of each container, the array that feeds it: anything with a shape and slices,
+        such as NumPy arrays, ``numpy.memmap``, zarr, h5py and dask arrays. Row i of one array
+        belongs to row i of the others.
     batch_size : int
-        Rows of a batch.
+        Number of rows in a batch.
     block : int, optional
-        Rows read in one piece. A batch is made of blocks that start anywhere. By default 1, single
-        rows, for NumPy arrays and memory maps, and the whole batch for others, where reading single
-        rows would take as long as reading all. The fit is right with any block, but where
-        neighbouring rows are alike, as in sorted data, long blocks tell less.
+        Number of consecutive rows that are read together. A batch consists of blocks that start at
+        random rows. The default is 1 for NumPy arrays and memory maps, and the whole batch for
+        other arrays, where reading single rows would take as long as reading all. The fit is right
+        with any `block`, but noisier with long ones where neighbouring rows are alike, as in sorted
+        data.
 
     Attributes
     ----------
     n_rows : int
+        Number of rows of each array.
 
     Examples
     --------
@@ -58,7 +62,9 @@ class Loader:
         shapeless = [name for name, array in arrays.items() if not hasattr(array, "shape")]
         if shapeless:
             name = shapeless[0]
-            raise TypeError(f"{name} is a {type(arrays[name]).__name__}, not an array: convert it")
+            raise TypeError(
+                f"{name} is a {type(arrays[name]).__name__}, not an array: convert it to one"
+            )
         scalars = [name for name, array in arrays.items() if not np.shape(array)]
         if scalars:
             raise ValueError(f"{scalars[0]} has no rows to load batches of: its shape is ()")
@@ -86,7 +92,7 @@ class Loader:
 
     @property
     def row_size(self) -> int:
-        """Numbers in a row of all arrays."""
+        """How many numbers one row of all arrays together has."""
         return sum(int(np.prod(array.shape[1:])) for array in self.arrays.values())
 
     def __repr__(self) -> str:
@@ -96,12 +102,12 @@ class Loader:
         )
 
     def reseed(self, seed: int) -> None:
-        """Let the batches drawn from now on follow from `seed`."""
+        """Restart the sequence of batches from `seed`."""
         self._rng = np.random.default_rng(seed)
         self._order = np.empty(0, dtype=np.intp)
 
     def draw(self) -> list[np.ndarray]:
-        """Read the next batch, drawn uniformly, of each array."""
+        """Read the next batch of each array; every row is equally likely to be in it."""
         if not self._random_rows:
             n_blocks = -(-self.batch_size // self.block)
             starts = self._rng.integers(self.n_rows, size=n_blocks)
@@ -109,12 +115,12 @@ class Loader:
         return self._read(np.sort(self._next_rows()))
 
     def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Read all rows in order, `size` at a time, by name: what ``pm.set_data`` takes."""
+        """Read all rows in order, `size` at a time, as dictionaries for ``pm.set_data``."""
         for start in range(0, self.n_rows, size):
             yield dict(zip(self.arrays, self.read(start, start + size), strict=True))
 
     def check(self) -> None:
-        """Raise, with its number, where a row of arrays in memory is not finite."""
+        """Raise where a row of arrays in memory is not finite, with the number of the row."""
         if self._in_memory:
             for _ in self.chunks(_ROWS_AT_A_TIME):
                 pass
@@ -126,14 +132,14 @@ class Loader:
     def _next_rows(self) -> NDArray[np.intp]:
         if self.n_rows > _LONGEST_ORDER:
             return self._rng.choice(self.n_rows, self.batch_size, replace=False, shuffle=False)
-        # Batches of one pass have no row in common; what is left at its end makes none.
+        # Batches of one pass have no row in common; rows left over at its end are skipped.
         if len(self._order) < self.batch_size:
             self._order = self._rng.permutation(self.n_rows)
         rows, self._order = np.split(self._order, [self.batch_size])
         return rows
 
     def _read_blocks(self, starts: NDArray[np.int64]) -> list[np.ndarray]:
-        """Read blocks that go on at the first row where they reach the last."""
+        """Read blocks; one that reaches the last row goes on with the first."""
         pieces = []
         left = self.batch_size
         for start in map(int, starts):
@@ -151,7 +157,7 @@ class Loader:
                 bad = int(np.argmin(np.isfinite(value).reshape(len(value), -1).all(axis=1)))
                 row = rows.start + bad if isinstance(rows, slice) else int(rows[bad])
                 raise ValueError(
-                    f"{name} is not finite in row {row}: {value[bad]}. Remove such rows, or put "
-                    "values in place of what is missing"
+                    f"{name} is not finite in row {row}: {value[bad]}. Remove such rows, or "
+                    "replace what is missing"
                 )
         return values

@@ -1,4 +1,4 @@
-"""Rebuilding a graph on inputs of unknown length, in place of inputs of a known one."""
+"""Rebuilding a graph with inputs of unknown length in place of inputs of known length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pytensor.graph.traversal import io_toposort
 
 
 def relax(outputs: Sequence[Variable], replacements: Mapping[Variable, Variable]) -> list[Variable]:
-    """Rebuild outputs with some variables replaced by others of looser types.
+    """Rebuild outputs with some variables replaced by others whose types allow more shapes.
 
-    PyTensor's own replacement holds a graph to the shapes it was built with wherever an operation
-    wraps another graph, as mixtures and censored distributions do, and cannot build PyMC's
-    variables with a total size anew.
+    PyTensor's own replacement keeps the shapes that a graph was built with wherever an operation
+    wraps another graph, as in mixtures and censored distributions, and it cannot rebuild PyMC's
+    variables with a total size.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def _rebuilt(node: Apply, inputs: list[Variable]) -> Apply:
 
 
 def _with_inputs(op: Any, inputs: list[Variable], fits: list[bool]) -> Any:
-    """Copy an operation that wraps a graph, with inner inputs that take these."""
-    frozen = hasattr(op.fgraph, "unfreeze")  # PyTensor 3 keeps it from being changed
+    """Copy an operation that wraps a graph, with inner inputs of the types of `inputs`."""
+    frozen = hasattr(op.fgraph, "unfreeze")  # PyTensor 3 freezes inner graphs
     inner = op.fgraph.unfreeze() if frozen else op.fgraph.clone()
     fresh = [
         (own if fit else new).type()

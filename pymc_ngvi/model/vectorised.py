@@ -1,4 +1,4 @@
-"""A graph of one draw, evaluated at many."""
+"""Evaluating the graph of one draw at many draws."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor import tensor
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
-from pymc_ngvi.model.minibatches import as_tensor
+from pymc_ngvi.model.variables import as_tensor
 
 Reduction = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 _log = logging.getLogger(__name__)
 
-# Numbers a vectorised call may return at once. Graphs hold a few intermediate results of the size
-# of their outputs, so this keeps a call well below 100 MB, however many draws there are.
+# Numbers that one vectorised call may return. Graphs hold a few intermediate results of the size of
+# their outputs, so this keeps a call well below 100 MB, however many draws there are.
 NUMBERS_PER_CALL = 2**20
 
-# Draws of the first call, which tells how large the outputs are.
+# Draws in the first chunk, which shows how large the outputs are.
 FIRST_DRAWS = 16
 
 
 class DrawFunction:
-    """A graph of one draw, evaluated at many.
+    """The graph of one draw, as a function of many draws.
 
-    The graph is vectorised over draws and run in NumPy: it takes a fraction of a second to build
-    and each operation then handles all draws at once. Where an operation cannot be vectorised, or
-    is random itself, a function of one draw is called draw by draw instead.
+    The graph is vectorised over the draws and run in NumPy: that takes a fraction of a second to
+    build, and each operation then handles all draws at once. Where an operation does not vectorise,
+    or is itself random, a function of one draw is called for each draw instead.
 
     Parameters
     ----------
     what : str
         What is computed, for messages.
-    inputs, outputs : sequence of pytensor variables
-        Of one draw.
+    inputs, outputs : sequence of Variable
+        The graph of one draw.
     """
 
     def __init__(self, what: str, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
@@ -56,17 +56,12 @@ class DrawFunction:
         if self._vectorises:
             self._outputs = inline_inner_graphs(self._outputs)
 
-    @property
-    def stochastic(self) -> bool:
-        """Whether the graph itself draws at random."""
-        return bool(self._random_generators)
-
     def __call__(
         self,
         inputs: Sequence[np.ndarray],
         rng: np.random.Generator | None = None,
         *,
-        reduce: Reduction = lambda block: block,
+        reduce: Reduction = lambda outputs: outputs,
     ) -> list[np.ndarray]:
         """Return each output with the draws along the first axis.
 
@@ -75,23 +70,23 @@ class DrawFunction:
         inputs : sequence of array, (n, ...)
             Values of the inputs at n draws.
         rng : numpy.random.Generator, optional
-            Seeds what is random in the graph; left alone where nothing is.
+            Seeds the random operations of the graph; not used where there are none.
         reduce : callable
-            Applied to the outputs of each block of draws, to keep less than all of them.
+            Applied to the outputs of each chunk of draws, to keep less than all of them.
         """
         reason: Exception | None = None
         if self._vectorises:
             try:
-                return _call_in_blocks(self._vectorised, inputs, reduce)
-            # An operation that does not vectorise may fail in any way, when built or when run.
+                return _call_in_chunks(self._vectorised, inputs, reduce)
+            # An operation that does not vectorise may raise any error, when built or when run.
             except Exception as error:
                 reason = error
         function = self._single
         if self._random_generators and rng is not None:
-            # After compiling, which seeds them too.
+            # This comes after compiling, which seeds them too.
             reseed_rngs(self._random_generators, int(rng.integers(2**63)))
         values = reduce(_call_one_by_one(function, inputs))
-        # Only now is it the vectorisation that failed, and not the model's own computation.
+        # As this call succeeded, it was the vectorisation that failed and not the model itself.
         if reason is not None:
             self._vectorises = False
             _log.info("The %s do not vectorise (%s); going draw by draw", self._what, reason)
@@ -99,14 +94,14 @@ class DrawFunction:
 
     @cached_property
     def _vectorised(self) -> Callable[..., list[np.ndarray]]:
-        batched = [
+        many = [
             tensor(variable.name, shape=(None, *variable.type.shape), dtype=variable.type.dtype)
             for variable in self._inputs
         ]
         with _quick_compilation():
-            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, batched, strict=True)))
+            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, many, strict=True)))
             function = pytensor.function(
-                batched,
+                many,
                 outputs,
                 mode=interpreted_mode(),
                 on_unused_input="ignore",
@@ -137,29 +132,29 @@ class DrawFunction:
 
 
 def _quick_compilation() -> Any:
-    """Compile nothing in C and keep no stack traces, which took longer than all else."""
+    """Compile nothing in C and keep no stack traces, which would take most of the time."""
     return pytensor.config.change_flags(cxx="", traceback__limit=0, traceback__compile_limit=0)
 
 
-def _call_in_blocks(
+def _call_in_chunks(
     function: Callable[..., list[np.ndarray]],
     inputs: Sequence[np.ndarray],
     reduce: Reduction,
 ) -> list[np.ndarray]:
-    """Call a vectorised function on as many draws at a time as memory allows."""
+    """Call a vectorised function on chunks of draws, as large as memory allows."""
     n = len(inputs[0])
     outputs = function(*(values[:FIRST_DRAWS] for values in inputs))
-    numbers_per_draw = sum(block[0].size for block in outputs)
+    numbers_per_draw = sum(values[0].size for values in outputs)
     first = reduce(outputs)
-    results = [np.empty((n, *block.shape[1:]), block.dtype) for block in first]
-    for result, block in zip(results, first, strict=True):
-        result[:FIRST_DRAWS] = block
+    results = [np.empty((n, *values.shape[1:]), values.dtype) for values in first]
+    for result, values in zip(results, first, strict=True):
+        result[:FIRST_DRAWS] = values
     size = max(NUMBERS_PER_CALL // max(numbers_per_draw, 1), 1)
     for start in range(FIRST_DRAWS, n, size):
         part = slice(start, start + size)
-        blocks = reduce(function(*(values[part] for values in inputs)))
-        for result, block in zip(results, blocks, strict=True):
-            result[part] = block
+        outputs = reduce(function(*(values[part] for values in inputs)))
+        for result, values in zip(results, outputs, strict=True):
+            result[part] = values
     return results
 
 

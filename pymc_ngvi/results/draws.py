@@ -14,9 +14,11 @@ import pymc
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.densities import BatchedDensities, Densities, PlainDensities, Values
+from pymc_ngvi.model.data import ModelData
+from pymc_ngvi.model.densities import Densities, Values
 from pymc_ngvi.model.loader import Loader
-from pymc_ngvi.model.minibatches import Batched, find_batches
+from pymc_ngvi.model.minibatches import find_data
+from pymc_ngvi.model.terms import Terms
 from pymc_ngvi.model.vectorised import DrawFunction
 
 
@@ -78,8 +80,7 @@ class DrawTransform:
         """
         unobserved = model.unobserved_RVs
         same = model is self.model and [*map(id, unobserved)] == [*map(id, self._unobserved)]
-        current = self._batched is None or self._batched.current
-        return same and current and loader is self._loader
+        return same and self._data.current and loader is self._loader
 
     def __call__(self, draws: Array, rng: np.random.Generator) -> Values:
         """Return the values of each variable, with the draws along the first axis.
@@ -108,7 +109,7 @@ class DrawTransform:
     @property
     def reads_batches(self) -> bool:
         """Whether the model sees a batch of its data at a time."""
-        return bool(self.loaded) or self._batched is not None
+        return bool(self.loaded or self._data.feeds)
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) of the joint model at draws (n, d), Jacobian included."""
@@ -119,8 +120,8 @@ class DrawTransform:
         return self._densities.by_observation(self.unflatten(draws))
 
     @cached_property
-    def _batched(self) -> Batched | None:
-        return find_batches(self.model, self._loader)
+    def _data(self) -> ModelData:
+        return find_data(self.model, self._loader)
 
     @cached_property
     def _densities(self) -> Densities:
@@ -129,10 +130,7 @@ class DrawTransform:
                 f"the fit read {', '.join(self.loaded)} from a loader, which is not at hand: give "
                 "it to load(..., loader=), or set `loader` of the approximation"
             )
-        names = [slot.name for slot in self.slots]
-        if self._batched is None:
-            return PlainDensities(self.model, names)
-        return BatchedDensities(self._batched, names)
+        return Densities(Terms(self._data), [slot.name for slot in self.slots])
 
 
 def _check_free_variables(model: pymc.Model, slots: Sequence[Slot]) -> None:

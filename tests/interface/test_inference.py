@@ -20,7 +20,7 @@ from pymc.variational.callbacks import CheckParametersConvergence, Tracker
 import pymc_ngvi as ngvi
 from pymc_ngvi.errors import BudgetSpent, NonFiniteError
 from pymc_ngvi.interface.options import Options
-from pymc_ngvi.model.compilation import HessianFallbackWarning
+from pymc_ngvi.model.hessian import HessianFallbackWarning
 from tests import conftest
 from tests.models import MODELS
 
@@ -632,7 +632,7 @@ class TestBadInput:
     def test_options(self, regression, options, error, message, monkeypatch):
         """Refused before anything is compiled."""
         monkeypatch.setattr(
-            "pymc_ngvi.model.compilation.ModelTarget._function",
+            "pymc_ngvi.model.evaluators.Compiler.function",
             lambda *_: pytest.fail("compiled something"),
         )
         with pytest.raises(error, match=message):

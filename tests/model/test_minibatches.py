@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -9,10 +11,11 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_ngvi as ngvi
-from pymc_ngvi._compat import group_names
+from pymc_ngvi._compat import group_names, interpreted_mode
 from pymc_ngvi.core.families import FullGaussian
-from pymc_ngvi.model.compilation import BatchTarget, compile_target
-from pymc_ngvi.model.minibatches import find_batches
+from pymc_ngvi.model.batch_target import BatchTarget
+from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.model.minibatches import find_data
 from tests.conftest import fit
 
 ROWS = 400
@@ -172,11 +175,11 @@ def test_rows_are_counted(compiled):
     assert target.hessian_route == "vectorized"  # finding it reads a batch
     target.begin(np.random.default_rng(1), controlled=True)
     target.evaluate(points(target, 10), "full")
-    assert target.rows == 10 * 20
+    assert target.reading.rows == 10 * 20
     q = FullGaussian.from_mean_precision(np.zeros(target.dim), np.eye(target.dim))
     assert target.follow(q, 10)
     assert not target.follow(q, 10)
-    assert (target.anchors, target.passes) == (1, 1.5)
+    assert (target.reading.anchors, target.passes) == (1, 1.5)
 
 
 def mixture(y, **total):
@@ -354,25 +357,32 @@ def test_starts_are_compared_each_at_an_anchor_of_its_own(first):
         u, v = pm.Minibatch(x, y, batch_size=50)
         mu = pm.Normal("mu", 0, 2)
         pm.Normal("y", mu**2 + 0.2 * mu * u, 0.5, observed=v, total_size=5000)
+    starts = [{"mu": first}, {"mu": -first}]
+    inference = ngvi.NGVI(model=model, backend="interpreted", start=starts)
     for seed in range(3):
-        approx = fit(model, random_seed=seed, start=[{"mu": first}, {"mu": -first}])
+        approx = inference.fit(random_seed=seed, progressbar=False)
         assert approx.gaussian.mean[0] == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.fixture(scope="module")
+def inference():
+    return ngvi.NGVI(model=in_batches(), backend="interpreted", random_seed=1)
+
+
 @pytest.mark.parametrize(("small", "plain"), [(True, True), (False, True), (False, False)])
-def test_the_elbo_is_that_of_all_the_data(compiled, fitted, monkeypatch, small, plain):
-    """Few rows are all evaluated, of many an anchor tells, whether the fit had one or not."""
+def test_the_elbo_is_that_of_all_the_data(compiled, fitted, inference, monkeypatch, small, plain):
+    """Computed from few rows, estimated from many by an anchor, whether the fit has one or not."""
     monkeypatch.setattr(BatchTarget, "small", small)
     _, full = compiled["minibatch"]
-    options = {"n": 5, "start": fitted, "step_size": 0.001} if plain else {"start": fitted}
-    approx = fit(in_batches(), random_seed=1, **options)
+    options = {"n": 5, "step_size": 0.001} if plain else {"accuracy": 0.5}
+    approx = inference.fit(start=fitted, progressbar=False, **options)
     q = approx.gaussian
     draws = q.sample(2000, np.random.default_rng(0))
     ratios = full.log_density(draws) - q.log_density(draws)
     error = np.hypot(ratios.std() / np.sqrt(2000), approx.report.elbo_se)
     assert abs(approx.report.elbo - ratios.mean()) < 4 * error
     assert approx.report.elbo_se < 0.1
-    assert approx.report.anchors == (0 if plain else approx.report.anchors)
+    assert (approx.report.anchors == 0) == plain
     assert np.isfinite(approx.report.khat)
     assert approx.report.verdict_passes > 0
 
@@ -397,7 +407,7 @@ def test_plain_batches_stay_plain_after_the_verdict(monkeypatch):
     inference.refine(5, progressbar=False)
     assert approx.report.anchors == 0
     assert approx.report.passes == pytest.approx(10 * 10 * 25 / 450, abs=0.5)
-    assert inference._target.anchor is None
+    assert inference._target._batches.anchor is None
 
 
 @pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
@@ -429,7 +439,8 @@ def test_the_model_of_all_the_data(fitted):
     plain, full = hierarchy(X, GROUP, Y, COUNTS), ngvi.full_data(fitted.model)
     assert ngvi.full_data(plain) is plain
     point = {name: value + 0.3 for name, value in plain.initial_point().items()}
-    assert full.compile_logp()(point) == pytest.approx(plain.compile_logp()(point))
+    logps = [model.compile_logp(mode=interpreted_mode())(point) for model in (full, plain)]
+    assert logps[0] == pytest.approx(logps[1])
     assert list(full.rvs_to_initial_values[full["slope"]]) == [0.1, 0.2]
 
 
@@ -534,6 +545,38 @@ class TestBadInput:
         with pytest.raises(NotImplementedError, match="neither a sum over the rows"):
             compile_target(build(lambda logp: logp.sum() ** 2), backend="interpreted")
 
+    @pytest.mark.parametrize("mean", [False, True])
+    def test_a_potential_may_be_zero_somewhere(self, mean):
+        """A sum or a mean, that is zero near the initial point and for the first rows."""
+        flags = np.repeat([0.0, 1.0], [50, ROWS - 50])
+
+        def build(y, flag):
+            with pm.Model() as model:
+                mu = pm.Normal("mu")
+                logp = flag * (mu - 0.1) * y
+                pm.Potential("likelihood", ROWS * logp.mean() if mean else logp.sum())
+            return model
+
+        model = build(*pm.Minibatch(Y, flags, batch_size=20))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            target = compile_target(model, backend="interpreted")
+        assert any("multiply it by 20" in str(w.message) for w in caught) != mean
+        full = compile_target(build(Y, flags), backend="interpreted")
+        prior = -0.5 * np.log(2 * np.pi)
+        scale = 1 if mean else 20 / ROWS
+        expected = prior + scale * (full.log_density(np.zeros((1, 1))) - prior)
+        got = target.evaluate_fully(np.zeros((1, 1)), "none").log_density
+        np.testing.assert_allclose(got, expected)
+
+    def test_a_potential_that_is_zero_everywhere(self):
+        with pm.Model() as model:
+            mu = pm.Normal("mu")
+            batch = pm.Minibatch(Y, batch_size=20)
+            pm.Potential("wall", pt.switch(mu + 0 * batch > 50, -1.0, 0.0).sum())
+        with pytest.warns(UserWarning, match="wall is zero or .* taken for a sum"):
+            compile_target(model, backend="interpreted")
+
     def test_control_variates_of_nothing(self):
         with pytest.raises(ValueError, match="this model does not"):
             fit(two_sources(None), control_variates=True)
@@ -548,7 +591,7 @@ class TestBadInput:
 
 
 def test_a_model_of_all_its_data_reads_no_batches():
-    assert find_batches(hierarchy(X, GROUP, Y, COUNTS)) is None
+    assert not find_data(hierarchy(X, GROUP, Y, COUNTS)).feeds
 
 
 def test_data_containers_may_be_read_in_batches():
@@ -556,6 +599,5 @@ def test_data_containers_may_be_read_in_batches():
         data = pm.Data("data", Y)
         mu = pm.Normal("mu", 0.0, 10.0)
         pm.Normal("y", mu, 1.0, observed=pm.Minibatch(data, batch_size=20), total_size=ROWS)
-    batched = find_batches(model)
-    assert batched is not None
-    np.testing.assert_array_equal(batched.feeds[0].loader.arrays["y"], Y)
+    (feed,) = find_data(model).feeds
+    np.testing.assert_array_equal(feed.loader.arrays["y"], Y)

@@ -229,29 +229,3 @@ class TestStarts:
     def test_bad_input(self, options, error, message):
         with pytest.raises(error, match=message):
             fit(regression(), **options)
-
-
-def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
-    """At an initial point where the density is not finite there is nothing to compare."""
-    from pymc_ngvi.model.compilation import HessianFallbackWarning, ModelTarget, compile_target
-
-    with pm.Model() as model:
-        x = pm.Normal("x", 0, 1, initval=50.0)
-        pm.Potential("wall", pt.sqrt(10 - x))
-    target = compile_target(model, backend="interpreted")
-    assert target.hessian_route == "vectorized"
-    calls = []
-    verify = ModelTarget._verify
-
-    def refuse_the_first(self, evaluator, x, data):
-        calls.append(x)
-        if len(calls) == 1:
-            raise ArithmeticError("it contradicts the gradient")
-        return verify(self, evaluator, x, data)
-
-    monkeypatch.setattr(ModelTarget, "_verify", refuse_the_first)
-    with pytest.warns(HessianFallbackWarning, match="contradicts the gradient"):
-        target.check_start(np.zeros(1))
-    assert target.hessian_route == "products"
-    curvature = -1 - 10**-1.5 / 4
-    np.testing.assert_allclose(target.evaluate(np.zeros((1, 1)), "full").hessian, curvature)

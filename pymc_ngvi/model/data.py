@@ -1,0 +1,167 @@
+"""The data of a model: what it holds itself, and what it reads in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pymc
+from pytensor.compile.sharedvalue import SharedVariable
+
+from pymc_ngvi.model.loader import Loader
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Arrays whose rows belong together, and the data containers that batches of them go to.
+
+    Attributes
+    ----------
+    loader : Loader
+        Reads the arrays.
+    containers : tuple of shared variables
+        One for each array of the loader, in the same order.
+    sources : tuple of shared variables or None
+        For each array, the container of the user's model that holds it, if one does.
+    """
+
+    loader: Loader
+    containers: tuple[SharedVariable, ...]
+    sources: tuple[SharedVariable | None, ...] = ()
+
+    @property
+    def current(self) -> bool:
+        """Whether the sources still hold the arrays that the loader reads."""
+        return all(
+            source is None or source.get_value(borrow=True) is array
+            for source, array in zip(self.sources, self.loader.arrays.values(), strict=False)
+        )
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set each container to its array of rows."""
+        for container, array in zip(self.containers, self.cast(arrays), strict=True):
+            container.set_value(array, borrow=True)
+
+    def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return contiguous, writable arrays of the containers' types, for compiled functions."""
+        made = [
+            np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
+            for array, container in zip(arrays, self.containers, strict=True)
+        ]
+        for old, new, name in zip(arrays, made, self.loader.arrays, strict=True):
+            if new.dtype.kind in "iu" and old.dtype != new.dtype and (old != new).any():
+                raise OverflowError(f"{name} has integers too large for its container: {new.dtype}")
+        return made
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of every feed that are evaluated together: a batch, or a chunk of all the data.
+
+    Attributes
+    ----------
+    count : int
+        Number of rows, of all feeds together.
+    outside : float
+        Weight of the terms of the log density that read no feed.
+    weights : tuple of float
+        For each feed, the weight of the terms that read it: 1 for a batch, which stands for all
+        the data, and for a chunk its share of all rows.
+    arrays : tuple of list of array
+        For each feed, the rows of each of its arrays.
+    """
+
+    count: int
+    outside: float
+    weights: tuple[float, ...]
+    arrays: tuple[list[np.ndarray], ...]
+
+    @property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        """The rows as arguments of a compiled function; see :attr:`.graph.Graph.data`."""
+        if not self.weights:
+            return ()
+        arguments = [np.array(self.outside)]
+        for weight, arrays in zip(self.weights, self.arrays, strict=True):
+            arguments += [np.array(weight), *arrays]
+        return tuple(arguments)
+
+
+@dataclass(frozen=True)
+class ModelData:
+    """A model and its feeds; a model that holds all its data has none.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        Equivalent to the user's model, with a data container in place of each output of
+        ``pm.Minibatch``. These containers hold all the data.
+    feeds : tuple of Feed
+    """
+
+    model: pymc.Model
+    feeds: tuple[Feed, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all feeds together."""
+        return sum(feed.loader.n_rows for feed in self.feeds)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows in one batch of each feed together."""
+        return sum(feed.loader.batch_size for feed in self.feeds)
+
+    @property
+    def row_size(self) -> int:
+        """Largest number of numbers in one row of a feed."""
+        return max((feed.loader.row_size for feed in self.feeds), default=0)
+
+    @property
+    def current(self) -> bool:
+        """Whether the data are still those in the containers of the user's model."""
+        return all(feed.current for feed in self.feeds)
+
+    def reseed(self, seed: int) -> None:
+        """Restart the sequence of batches of every feed from `seed`."""
+        for i, feed in enumerate(self.feeds):
+            feed.loader.reseed(seed + i)
+
+    def draw(self) -> Rows:
+        """Read the next batch of every feed."""
+        arrays = tuple(feed.cast(feed.loader.draw()) for feed in self.feeds)
+        return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays)
+
+    def chunks(self, size: int) -> Iterator[Rows]:
+        """Read all the data, at most `size` rows of each feed at a time.
+
+        Every feed is divided into the same number of chunks. Where a feed has fewer rows than there
+        are chunks, some chunks hold one row of it with a weight of zero.
+        """
+        n_chunks = max((-(-feed.loader.n_rows // size) for feed in self.feeds), default=1)
+        for i in range(n_chunks):
+            count, weights, arrays = 0, [], []
+            for feed in self.feeds:
+                n = feed.loader.n_rows
+                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
+                arrays.append(feed.cast(feed.loader.read(start, max(stop, start + 1))))
+                weights.append((stop - start) / n)
+                count += stop - start
+            yield Rows(count, 1.0 if i == 0 else 0.0, tuple(weights), tuple(arrays))
+
+    def fill(self, rows: Rows) -> None:
+        """Set the containers of every feed to its rows."""
+        for feed, arrays in zip(self.feeds, rows.arrays, strict=True):
+            feed.fill(arrays)
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Give the containers back, at the end, what they held at the beginning."""
+        before = [[c.get_value(borrow=True) for c in feed.containers] for feed in self.feeds]
+        try:
+            yield
+        finally:
+            for feed, arrays in zip(self.feeds, before, strict=True):
+                feed.fill(arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
-from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.layout import Layout, Outline
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
     group = start["fit"] if "fit" in group_names(start) else {}
     if not {"mean", "parameter"} <= set(group) | set(getattr(group, "coords", ())):
         return None
-    _check_same(map(str, group["parameter"].values), layout.names, "start: the InferenceData's fit")
+    names = [str(name) for name in group["parameter"].values]
+    _check_same_model(layout, Outline(names=names), "the fit in the InferenceData")
     mean = group["mean"].values
     if "covariance" in group:
         return FullGaussian.from_mean_covariance(mean, group["covariance"].values)
@@ -188,16 +189,12 @@ def in_family(gaussian: Gaussian, family: type[Gaussian]) -> Gaussian:
 
 def _of_approximation(start: Approximation, layout: Layout) -> Gaussian:
     if isinstance(getattr(start, "gaussian", None), Gaussian):
-        _check_same(start.layout.names, layout.names, "start: the approximation")
+        _check_same_model(layout, start.layout.outline, "the approximation")
         return start.gaussian  # type: ignore[no-any-return]
     if len(start.groups) != 1 or not start.groups[0].has_logq:
         raise TypeError(f"start: {type(start).__name__} is not a single Gaussian to start from")
-    slots = [(entry[0], tuple(entry[2])) for entry in start.groups[0].ordering.values()]
-    _check_same(
-        [f"{name} {shape}" for name, shape in slots],
-        [f"{slot.name} {slot.shape}" for slot in layout],
-        "start: the approximation",
-    )
+    shapes = {name: shape for name, _, shape, _ in start.groups[0].ordering.values()}
+    _check_same_model(layout, Outline(shapes), "the approximation")
     mean = np.asarray(start.mean.eval(), float)
     return FullGaussian.from_mean_covariance(mean, np.asarray(start.cov.eval(), float))
 
@@ -224,14 +221,10 @@ def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:
             raise ValueError(f"{option}: the model has no free variable {name!r}{hint}")
 
 
-def _check_same(found: Iterable[str], expected: Iterable[str], what: str) -> None:
-    found, expected = list(found), list(expected)
-    if found != expected:
-        differing = sorted(set(found) ^ set(expected)) or ["their order"]
-        raise ValueError(
-            f"{what} is of another model: the unconstrained parameters differ in "
-            f"{', '.join(differing[:5])}{' and more' if len(differing) > 5 else ''}"
-        )
+def _check_same_model(layout: Layout, fit: Outline, what: str) -> None:
+    differences = layout.outline.differences(fit)
+    if differences:
+        raise ValueError(f"start: {what} is of another model than this one: {differences}")
 
 
 def _shaped(option: str, name: str, value: Any, shape: tuple[int, ...]) -> Array:

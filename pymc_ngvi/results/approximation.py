@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pymc
-import pytensor
-from pymc.variational.approximations import FullRank, FullRankGroup, MeanField, MeanFieldGroup
-from pymc.variational.opvi import Group
-from pytensor.compile.sharedvalue import SharedVariable
+from pymc.variational.approximations import FullRank, MeanField
 
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
@@ -27,6 +23,7 @@ from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
+from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup
 from pymc_ngvi.results.inferencedata import (
     fit_dataset,
     scalar_attributes,
@@ -51,9 +48,9 @@ class GaussianApproximation:
     gaussian : Gaussian
         The approximation on the model's flat unconstrained vector, in the order of
         ``model.free_RVs``.
-    initial_point : mapping of str to array, optional
-        The model's initial point, where it is at hand: computing it again would compile a
-        function of all variables, a second for some hundred of them.
+    layout : Layout, optional
+        The flat vector of the model, if it is known already. Otherwise PyTensor compiles the
+        initial point of the model for its shapes, which takes a second for some hundred variables.
 
     Attributes
     ----------
@@ -90,14 +87,14 @@ class GaussianApproximation:
         model: pymc.Model,
         gaussian: Gaussian,
         *,
-        initial_point: Mapping[str, np.ndarray] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         if gaussian.factorised != self.factorised:
             raise TypeError(
                 f"{type(self).__name__} cannot hold a {type(gaussian).__name__}; "
                 "use create_approximation, which chooses the class"
             )
-        super().__init__(model=model, initial_point=initial_point)  # type: ignore[call-arg]
+        super().__init__(model=model, layout=layout)  # type: ignore[call-arg]
         self.hist: Array = np.empty(0)
         self.report: Report | None = None
         self.history: list[Info] = []
@@ -235,8 +232,7 @@ class GaussianApproximation:
         numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
         fit = storage.SavedFit(
             gaussian=self.gaussian,
-            names=list(self.layout.names),
-            shapes={slot.name: slot.shape for slot in self.layout},
+            outline=self.layout.outline,
             losses=np.asarray(self.hist, dtype=np.float64),
             history=self.history,
             report=self.report,
@@ -293,11 +289,10 @@ class GaussianApproximation:
             self.model, self.gaussian, starts, sampler=sampler, tune=tune, **options
         )
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Order, shapes and names of the flat unconstrained vector."""
-        ordering = self.groups[0].ordering
-        return Layout(self.model, {name: np.empty(entry[2]) for name, entry in ordering.items()})
+        return self.groups[0].layout
 
     def _attributes(self, draws_seed: Any) -> dict[str, Any]:
         """Describe the fit, and the seeds where they are numbers, for the posterior group."""
@@ -324,64 +319,8 @@ class GaussianApproximation:
         loader = self.loader if own else None
         if self._transform is None or not self._transform.matches(model, loader):
             loaded = self.loaded if own else ()
-            ordering = self.groups[0].ordering
-            self._transform = DrawTransform(model, ordering, loader, loaded=loaded)
+            self._transform = DrawTransform(model, self.layout, loader, loaded=loaded)
         return self._transform
-
-
-class _GroupOfKnownShapes(Group):
-    """A group that reads the variables' shapes off a given point.
-
-    PyMC's groups compile the model's initial point twice, for its shapes and as their start; here
-    it is computed at most once. The class stands behind PyMC's own group in the bases of those
-    below, which is where their ``super().__init_group__`` arrives.
-    """
-
-    def __init_group__(self, group: list[Any]) -> None:
-        point = self._kwargs.get("initial_point")
-        if point is None:
-            point = self.model.initial_point(0)
-        self.group = group
-        self.symbolic_initial = self._initial_type("standard_normal_draws")
-        self.input = self._input_type("flat_unconstrained")
-        start = 0
-        for variable in group:
-            value_var = self.model.rvs_to_values[variable]
-            value = np.asarray(point[value_var.name])
-            where = slice(start, start + value.size)
-            place = self.input[where].reshape(value.shape).astype(value.dtype)
-            place.name = f"{value_var.name}_in_flat"
-            self.replacements[value_var] = place
-            self.ordering[value_var.name] = (value_var.name, where, value.shape, value.dtype)
-            start = where.stop
-
-
-class NGVIMeanFieldGroup(MeanFieldGroup, _GroupOfKnownShapes):
-    """PyMC's mean-field group, whose shared variables are written from a diagonal Gaussian."""
-
-    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
-        """Make room for the parameters, which `write` fills."""
-        return _shared(mu=self.ddim, rho=self.ddim)
-
-    def write(self, mean: Array, deviations: Array) -> None:
-        """Copy mean and standard deviations into the shared variables."""
-        _set(self.shared_params, mu=mean, rho=_inverse_softplus(deviations))
-
-
-class NGVIFullRankGroup(FullRankGroup, _GroupOfKnownShapes):
-    """PyMC's full-rank group, whose shared variables are written from a full Gaussian."""
-
-    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
-        """Make room for the parameters, which `write` fills."""
-        return _shared(mu=self.ddim, L_tril=self.num_tril_entries)
-
-    def write(self, mean: Array, factor: Array) -> None:
-        """Copy mean and lower triangular covariance factor into the shared variables."""
-        packed = factor[np.tri(len(mean), dtype=bool)]
-        # Row i of a packed triangle ends at entry i of the diagonal.
-        diagonal = np.cumsum(np.arange(1, len(mean) + 1)) - 1
-        packed[diagonal] = _inverse_softplus(packed[diagonal])
-        _set(self.shared_params, mu=mean, L_tril=packed)
 
 
 class NGVIMeanField(GaussianApproximation, MeanField):
@@ -402,14 +341,14 @@ def create_approximation(
     model: pymc.Model,
     gaussian: Gaussian,
     *,
-    initial_point: Mapping[str, np.ndarray] | None = None,
+    layout: Layout | None = None,
 ) -> NGVIMeanField | NGVIFullRank:
     """Wrap a fitted Gaussian as PyMC's `MeanField` or `FullRank`, whichever it is.
 
     Parameters are those of :class:`GaussianApproximation`.
     """
     kind = NGVIMeanField if gaussian.factorised else NGVIFullRank
-    return kind(model, gaussian, initial_point=initial_point)
+    return kind(model, gaussian, layout=layout)
 
 
 def load(
@@ -444,9 +383,11 @@ def load(
     """
     model = pymc.modelcontext(model)
     saved = storage.read(path)
-    point = model.initial_point(0)
-    saved.check_layout(Layout(model, point))
-    approx = create_approximation(model, saved.gaussian, initial_point=point)
+    layout = Layout(model, model.initial_point(0))
+    differences = layout.outline.differences(saved.outline)
+    if differences:
+        raise ValueError(f"the fit in the file is of another model than this one: {differences}")
+    approx = create_approximation(model, saved.gaussian, layout=layout)
     approx.hist = saved.losses
     approx.history = saved.history
     approx.report = saved.report
@@ -468,18 +409,3 @@ def covariance_factor(gaussian: Gaussian) -> Array:
         return np.sqrt(gaussian.variance)
     centred = gaussian.with_mean(np.zeros(gaussian.dim))
     return lower_factor_of_gram(centred.unwhiten(np.eye(gaussian.dim)))
-
-
-def _inverse_softplus(value: Array) -> Array:
-    """Solve log(1 + exp(x)) = value for x, accurate for the tiniest and the largest values."""
-    return value + np.log(-np.expm1(-value))
-
-
-def _shared(**sizes: int) -> dict[str, SharedVariable]:
-    dtype = pytensor.config.floatX
-    return {name: pytensor.shared(np.zeros(size, dtype), name) for name, size in sizes.items()}
-
-
-def _set(parameters: dict[str, SharedVariable], **values: Array) -> None:
-    for name, value in values.items():
-        parameters[name].set_value(np.asarray(value, parameters[name].dtype))

@@ -26,7 +26,7 @@ from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.families import FullGaussian, Gaussian, get_family
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.errors import FileFormatError
-from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.layout import Outline
 from pymc_ngvi.results.report import Report
 
 _FORMAT = "pymc_ngvi approximation"
@@ -43,10 +43,8 @@ class SavedFit:
     Attributes
     ----------
     gaussian : Gaussian
-    names : list of str
-        Of the unconstrained components.
-    shapes : dict of str to tuple
-        Of the unconstrained variables, in order.
+    outline : Outline
+        Variables and components of the flat vector.
     losses : array
         Negative ELBO of each iteration, if they were kept.
     history : list of Info
@@ -57,35 +55,12 @@ class SavedFit:
     """
 
     gaussian: Gaussian
-    names: list[str]
-    shapes: dict[str, tuple[int, ...]]
+    outline: Outline
     losses: NDArray[np.float64]
     history: list[Info]
     report: Report | None
     seed: Any
     loaded: tuple[str, ...] = ()
-
-    def check_layout(self, layout: Layout) -> None:
-        """Raise where a model is not the one that was fitted, saying in what."""
-        present = {slot.name: tuple(slot.shape) for slot in layout}
-        problems = [f"it lacks {name}" for name in self.shapes if name not in present]
-        problems += [f"it has {name}" for name in present if name not in self.shapes]
-        problems += [
-            f"its {name} has shape {present[name]}, that of the fit {shape}"
-            for name, shape in self.shapes.items()
-            if name in present and present[name] != shape
-        ]
-        if not problems and list(present) != list(self.shapes):
-            problems = [f"its variables come in the order {', '.join(present)}"]
-        if not problems:
-            pairs = zip(layout.names, self.names, strict=True)
-            problems = [f"its {here} was {there}" for here, there in pairs if here != there]
-        if problems:
-            more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise ValueError(
-                "the fit in the file is of another model than this one: "
-                f"{'; '.join(problems[:5])}{more}"
-            )
 
 
 def write(path: str | os.PathLike[str], fit: SavedFit) -> None:
@@ -152,7 +127,7 @@ def _to_dataset(fit: SavedFit) -> xarray.Dataset:
     variables: dict[str, Any] = {
         "mean": ("parameter", gaussian.mean),
         _ARRAYS[gaussian.name]: (dims, array),
-        "name": ("parameter", np.array(fit.names)),
+        "name": ("parameter", np.array(fit.outline.names)),
     }
     # An empty dimension has another meaning in netCDF.
     if fit.losses.size:
@@ -169,7 +144,7 @@ def _to_dataset(fit: SavedFit) -> xarray.Dataset:
             "format_version": _FORMAT_VERSION,
             "library_version": __version__,
             "family": gaussian.name,
-            "shapes": json.dumps(fit.shapes),
+            "shapes": json.dumps(fit.outline.shapes),
             "report": _report_as_json(fit.report),
             "seed": json.dumps(fit.seed),
             "loaded": json.dumps(fit.loaded),
@@ -183,8 +158,9 @@ def _from_dataset(dataset: xarray.Dataset) -> SavedFit:
     losses = dataset["losses"].values.astype(float) if "losses" in dataset else np.empty(0)
     return SavedFit(
         gaussian=_gaussian(dataset),
-        names=[str(name) for name in dataset["name"].values],
-        shapes={name: tuple(shape) for name, shape in json.loads(attrs["shapes"]).items()},
+        outline=Outline(
+            json.loads(attrs["shapes"]), [str(name) for name in dataset["name"].values]
+        ),
         losses=losses,
         history=_history(dataset),
         report=_report(json.loads(attrs["report"])),

@@ -108,11 +108,11 @@ def test_files_are_plain_netcdf(saved):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lacking": True}, "it lacks sigma_log__"),
-        ({"extra": True}, "it has extra"),
-        ({"shape": 4}, r"its slopes has shape \(4,\), that of the fit \(3,\)"),
-        ({"order": True}, "order sigma_log__, slopes, intercept"),
-        ({"labels": True}, r"its slopes\[x=a\] was slopes\[0\]"),
+        ({"lacking": True}, "the model lacks sigma_log__"),
+        ({"extra": True}, "the model adds extra"),
+        ({"shape": 4}, r"slopes has shape \(4,\) in the model and \(3,\) in the fit"),
+        ({"order": True}, "order of the variables is sigma_log__, slopes, intercept in the model"),
+        ({"labels": True}, r"the model has slopes\[x=a\] where the fit has slopes\[0\]"),
     ],
 )
 def test_a_model_that_does_not_match_is_told_how(saved, change, message):

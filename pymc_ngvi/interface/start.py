@@ -14,10 +14,11 @@ from pymc.variational.opvi import Approximation
 
 from pymc_ngvi._compat import group_names
 from pymc_ngvi.arguments import did_you_mean
-from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
+from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
 from pymc_ngvi.model.layout import Layout, Outline
+from pymc_ngvi.results.records import moments_from_dataset
 
 
 @dataclass(frozen=True)
@@ -153,15 +154,12 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
     """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
     if isinstance(start, Approximation):
         return _of_approximation(start, layout)
-    group = start["fit"] if "fit" in group_names(start) else {}
-    if not {"mean", "parameter"} <= set(group) | set(getattr(group, "coords", ())):
+    found = moments_from_dataset(start["fit"]) if "fit" in group_names(start) else None
+    if found is None:
         return None
-    names = [str(name) for name in group["parameter"].values]
-    _check_same_model(layout, Outline(names=names), "the fit in the InferenceData")
-    mean = group["mean"].values
-    if "covariance" in group:
-        return FullGaussian.from_mean_covariance(mean, group["covariance"].values)
-    return DiagonalGaussian.from_mean_covariance(mean, group["variance"].values)
+    gaussian, outline = found
+    _check_same_model(layout, outline, "the fit in the InferenceData")
+    return gaussian
 
 
 def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:

@@ -24,14 +24,14 @@ from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup
-from pymc_ngvi.results.inferencedata import (
-    fit_dataset,
-    scalar_attributes,
-    to_inference_data,
-    to_multitrace,
-    trace_dataset,
-)
+from pymc_ngvi.results.inferencedata import to_inference_data, to_multitrace
 from pymc_ngvi.results.nuts import nuts_keywords
+from pymc_ngvi.results.records import (
+    SavedFit,
+    history_to_dataset,
+    moments_to_dataset,
+    report_to_attributes,
+)
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.weighing import POOL, check_importance, resample, weigh
 
@@ -213,8 +213,8 @@ class GaussianApproximation:
                 "sample_stats": weighed.attributes | {"importance": importance or "none"},
             },
             others={
-                "fit": fit_dataset(self.gaussian, self.layout),
-                "fit_trace": trace_dataset(self.history),
+                "fit": moments_to_dataset(self.gaussian, self.layout),
+                "fit_trace": history_to_dataset(self.history),
             },
         )
 
@@ -230,7 +230,7 @@ class GaussianApproximation:
         """
         # A generator has gone on since, and is no seed any more.
         numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
-        fit = storage.SavedFit(
+        fit = SavedFit(
             gaussian=self.gaussian,
             outline=self.layout.outline,
             losses=np.asarray(self.hist, dtype=np.float64),
@@ -299,7 +299,7 @@ class GaussianApproximation:
         seeds = {"seed": self.seed, "draws_seed": draws_seed}
         return (
             {"family": self.gaussian.name, "model_name": self.model.name}
-            | ({} if self.report is None else scalar_attributes(self.report))
+            | ({} if self.report is None else report_to_attributes(self.report))
             | {name: seed for name, seed in seeds.items() if isinstance(seed, int | np.integer)}
         )
 

@@ -6,10 +6,8 @@ PyMC; :func:`fit_dataset` and :func:`trace_dataset` say what was fitted and how.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +25,6 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import collect_groups
 from pymc_ngvi._version import __version__
-from pymc_ngvi.core.algorithm import Info
-from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.model.densities import Values
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.draws import DrawTransform
@@ -110,34 +106,6 @@ def to_inference_data(
     for name, group in (attrs or {}).items():
         groups[name].attrs.update(group)
     return collect_groups(groups)
-
-
-def fit_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
-    """Return the Gaussian itself, by the names of the unconstrained components."""
-    dims = ("parameter", "parameter_bis")[: gaussian.covariance.ndim]
-    spread = "covariance" if len(dims) == 2 else "variance"
-    return xarray.Dataset(
-        {"mean": (dims[:1], gaussian.mean), spread: (dims, gaussian.covariance)},
-        coords={dim: list(layout.names) for dim in dims},
-        attrs={"family": gaussian.name},
-    )
-
-
-def trace_dataset(history: Sequence[Info]) -> xarray.Dataset:
-    """Return what happened in each iteration: ELBO, step and sample size, KL, evaluations."""
-    columns = {
-        field.name: ("iteration", np.array([getattr(info, field.name) for info in history]))
-        for field in dataclasses.fields(Info)
-    }
-    return xarray.Dataset(columns).set_coords("iteration")
-
-
-def scalar_attributes(record: Any) -> dict[str, Any]:
-    """Return the words and numbers among the fields of a dataclass, for attributes of a group."""
-    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    # Not a subclass of str, as a status is: netCDF would refuse it.
-    words = {name: str(value) for name, value in values.items() if isinstance(value, str)}
-    return words | {name: value for name, value in values.items() if isinstance(value, Real)}
 
 
 def _unconstrained_dims(layout: Layout) -> dict[str, list[str | None]]:

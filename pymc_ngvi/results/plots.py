@@ -16,7 +16,7 @@ from pymc_ngvi._compat import density_estimate, group_names, is_elpd
 from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.results.approximation import GaussianApproximation
-from pymc_ngvi.results.inferencedata import trace_dataset
+from pymc_ngvi.results.records import history_to_dataset
 from pymc_ngvi.results.report import GOOD_KHAT, UNRELIABLE_KHAT
 
 #: Draws made of an approximation for a picture.
@@ -43,7 +43,9 @@ def fit_trace(data: Any, *, axes: Any = None) -> Any:
     -------
     array of matplotlib.axes.Axes, (4,)
     """
-    trace = trace_dataset(data.history) if _is_approximation(data) else _group(data, "fit_trace")
+    trace = (
+        history_to_dataset(data.history) if _is_approximation(data) else _group(data, "fit_trace")
+    )
     if not trace.sizes["iteration"]:
         raise ValueError("the approximation was not fitted: it has no iterations to show")
     axes = _axes(axes, 4, width=3.2)

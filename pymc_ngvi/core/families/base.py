@@ -16,6 +16,7 @@ with densities taken against Lebesgue measure times :math:`(2\pi)^{-d/2}`, the p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -151,6 +152,19 @@ class Gaussian(ABC):
         if deviations is not None:
             precision = np.where(np.isfinite(deviations), deviations**-2.0, precision)
         return cls.from_mean_precision(mean if cls.has_mean else np.zeros(mean.size), precision)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by which a file keeps the member.
+
+        `from_arrays` builds the member from them. A family overrides both where mean and precision
+        do not give every bit back, or where its precision is not an array.
+        """
+        return {"mean": self.mean, "precision": self.precision}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+        """Build the member whose `arrays` these are; there may be others among them."""
+        return cls.from_mean_precision(arrays["mean"], arrays["precision"])
 
     @property
     @abstractmethod

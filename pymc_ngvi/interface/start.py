@@ -1,4 +1,4 @@
-"""Where a fit starts: values by name, a previous approximation, or what one returned."""
+"""Where a fit starts: at values by name, at a previous approximation, or at draws."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from pymc_ngvi.results.records import moments_from_dataset
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit starts, as far as that was given.
+    """Where a fit starts; None is what the user did not give.
 
     Attributes
     ----------
     gaussian : Gaussian or None
-        What a previous fit left, in the family of this one.
+        The result of a previous fit, in the family of this one.
     point : array, (d,), or None
+        Starting point on the unconstrained scale.
     deviations : array, (d,), or None
-        Standard deviations, NaN where none is given.
+        Standard deviations on the unconstrained scale, NaN where none is given.
     """
 
     gaussian: Gaussian | None = None
@@ -39,18 +40,18 @@ class Start:
     deviations: Array | None = None
 
     def point_or(self, default: Array) -> Array:
-        """Return the point to start from, which is `default` where none was given."""
+        """Return the point to start from, or `default` if none was given."""
         if self.gaussian is not None:
             return self.gaussian.mean.copy()
         return default if self.point is None else self.point
 
 
 def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[Start]:
-    """Turn the options `start` and `start_sigma` into members and vectors of the flat space."""
+    """Return the starts that the options `start` and `start_sigma` describe."""
     several = isinstance(options.start, list | tuple)
     starts = options.start if several else [options.start]
     if not starts:
-        raise ValueError("start: an empty list has no place to start from")
+        raise ValueError("start: the list is empty; give at least one place to start from")
     sigma = options.start_sigma
     deviations = None if sigma is None else starting_deviations(sigma, layout)
     return [_resolve(start, deviations, options.family, model, layout) for start in starts]
@@ -59,10 +60,11 @@ def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[
 def other_points(
     model: pymc.Model, layout: Layout, around: Array, rng: np.random.Generator
 ) -> Iterator[Array]:
-    """Points to start from instead of `around`, without end: drawn from the prior, and jittered.
+    """Yield points to start from instead of `around`, without end.
 
-    Jitter is uniform within 1 on the unconstrained scale, as in ``pm.sample``. There are no draws
-    from an improper prior; all points are jittered then.
+    A draw from the prior and a jittered `around` take turns. The jitter is uniform on [-1, 1] on
+    the unconstrained scale, as in ``pm.sample``. Where the prior is improper, all points are
+    jittered.
     """
     draw = make_initial_point_fn(
         model=model,
@@ -99,8 +101,9 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     Parameters
     ----------
     start : mapping
-        Values by the variable's name, on its own scale, or by the name of its unconstrained value.
-        Names of deterministics and data are passed over, as ``pm.find_MAP`` returns them too.
+        Values by the name of the variable, on its own scale, or by the name of its unconstrained
+        value variable. Names of deterministics and data, which ``pm.find_MAP`` returns too, are
+        ignored.
     model : pymc.Model
     layout : Layout
     """
@@ -120,7 +123,8 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     )(0)
     for slot in layout:
         if slot.name in names:
-            point[slot.name] = names[slot.name]  # exactly, not there and back
+            # The value itself, without the rounding of a transform and its inverse.
+            point[slot.name] = names[slot.name]
         elif np.shape(point[slot.name]) != slot.shape:
             raise ValueError(
                 f"start: {slot.variable} has shape {np.shape(names[slot.variable])}, "
@@ -131,7 +135,7 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     if bad.size:
         raise ValueError(
             f"start: {layout.label(int(bad[0]))} is {flat[bad[0]]} on the unconstrained scale; "
-            "the value lies outside the support, or on its boundary"
+            "the value lies outside the support of the variable, or on its boundary"
         )
     return flat
 
@@ -146,12 +150,12 @@ def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array
             given = _shaped("start_sigma", name, names[name], slot.shape)
             if not (given > 0).all():
                 raise ValueError(f"start_sigma: {name} must be positive, got {names[name]!r}")
-            deviations[slot.start : slot.stop] = given.ravel()
+            deviations[slot.where] = given.ravel()
     return deviations
 
 
 def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
-    """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
+    """Return the Gaussian of an approximation, or of the InferenceData of one; else None."""
     if isinstance(start, Approximation):
         return _of_approximation(start, layout)
     found = moments_from_dataset(start["fit"]) if "fit" in group_names(start) else None
@@ -163,7 +167,7 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
 
 
 def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:
-    """Return posterior means by variable, of an InferenceData from any sampler."""
+    """Return the posterior means by variable, from the InferenceData of any sampler."""
     if "posterior" not in group_names(start):
         raise TypeError(
             "start is a dict of values, a previous approximation or an InferenceData, "
@@ -204,7 +208,7 @@ def _by_name(values: Any, option: str) -> dict[str, Any]:
 
 
 def _on_own_scale(model: pymc.Model, name: str, value: Any) -> Any:
-    """Return the value, spread over the variable's shape where it is a single number."""
+    """Return the value; a single number is repeated to the shape of the variable."""
     shape = model[name].type.shape
     if np.ndim(value) == 0 and None not in shape:
         return np.full(shape, value)

@@ -16,13 +16,12 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 
 from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi.arguments import as_generator
 from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.model import vectorised
-from pymc_ngvi.results import inferencedata
 from pymc_ngvi.results.approximation import (
     NGVIFullRank,
     NGVIMeanField,
-    as_generator,
     covariance_factor,
     create_approximation,
 )
@@ -214,7 +213,7 @@ def test_callbacks_of_pymc_work():
 
 def test_a_gaussian_of_another_size_or_kind_is_refused():
     approx = some_approximation(regression())
-    with pytest.raises(ValueError, match="1 dimensions, the model 5 unconstrained parameters"):
+    with pytest.raises(ValueError, match="1 dimensions, the model has 5 unconstrained parameters"):
         approx.set_gaussian(FullGaussian.from_mean_covariance([0.0], [[1.0]]))
     with pytest.raises(TypeError, match="cannot hold a DiagonalGaussian"):
         NGVIFullRank(approx.model, some_gaussian(approx.model, DiagonalGaussian))
@@ -391,13 +390,13 @@ def test_draws_are_the_same_on_every_machine():
     np.testing.assert_allclose(z[0], [0.0341927673, 1.3597475403, 1.2247210786], rtol=1e-8)
 
 
-def test_blocks_of_draws_give_the_same_values(monkeypatch):
+def test_chunks_of_draws_give_the_same_values(monkeypatch):
     approx = some_approximation(simplices())
     whole = approx.sample(100, random_seed=1).posterior
     monkeypatch.setattr(vectorised, "NUMBERS_PER_CALL", 100)
-    blocks = approx.sample(100, random_seed=1).posterior
+    chunks = approx.sample(100, random_seed=1).posterior
     for name in whole.data_vars:
-        np.testing.assert_allclose(whole[name], blocks[name], rtol=1e-14)
+        np.testing.assert_allclose(whole[name], chunks[name], rtol=1e-14)
 
 
 def test_operations_that_do_not_vectorise_are_announced_once(caplog):
@@ -451,19 +450,6 @@ def test_a_model_without_data_has_no_data_groups():
     idata = some_approximation(one_scalar()).sample(3)
     assert not hasattr(idata, "observed_data")
     assert not hasattr(idata, "constant_data")
-
-
-def test_sample_stats_and_attributes_find_their_place():
-    model = one_scalar()
-    values = {"p": np.array([0.1, 0.2])}
-    idata = inferencedata.to_inference_data(
-        values,
-        model=model,
-        sample_stats={"lp": np.zeros(2)},
-        attrs={"posterior": {"status": "converged"}},
-    )
-    assert idata.sample_stats["lp"].dims == ("chain", "draw")
-    assert idata.posterior.attrs["status"] == "converged"
 
 
 def test_a_part_of_a_dimension_keeps_its_own_name():

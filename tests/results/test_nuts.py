@@ -101,21 +101,21 @@ def test_words_that_are_no_sampler(approx):
 
 def test_nutpie_gets_a_start(approx):
     if not PYMC_6:
-        with pytest.raises(NotImplementedError, match="PyMC 5 hands no start to nutpie"):
+        with pytest.raises(NotImplementedError, match="PyMC 5 does not pass a start to nutpie"):
             approx.nuts_kwargs(sampler="nutpie")
         return
     keywords = approx.nuts_kwargs(sampler="nutpie", tune=300, random_seed=1)
     assert keywords["nuts_sampler"] == "nutpie"
     assert set(keywords["initvals"]) == {"x", "scale"}
     assert "step" not in keywords
-    with pytest.raises(TypeError, match="target_accept: options of"):
+    with pytest.raises(TypeError, match="target_accept: these are options of"):
         approx.nuts_kwargs(sampler="nutpie", target_accept=0.9)
 
 
 def test_nutpie_samples_from_a_fit(approx):
     pytest.importorskip("nutpie")
     if not PYMC_6:
-        pytest.skip("PyMC 5 hands no start to nutpie")
+        pytest.skip("PyMC 5 does not pass a start to nutpie")
     keywords = approx.nuts_kwargs(chains=2, sampler="nutpie", tune=300, random_seed=1)
     with pytensor.config.change_flags(mode="NUMBA"), approx.model:
         idata = pm.sample(300, random_seed=1, **QUIET, **keywords)

@@ -1,5 +1,6 @@
 """The result of a fit: PyMC's approximation outside, a Gaussian in double precision inside."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -134,6 +135,12 @@ def some_gaussian(model: pm.Model, family: type = FullGaussian, seed: int = 0):
 
 def some_approximation(model: pm.Model, family: type = FullGaussian, seed: int = 0):
     return create_approximation(model, some_gaussian(model, family, seed))
+
+
+@functools.cache
+def shared(build: Callable[[], pm.Model], family: type = FullGaussian):
+    """The same approximation for all tests that change neither it nor its model."""
+    return some_approximation(build(), family)
 
 
 def values_of(idata, *names: str) -> tuple[np.ndarray, ...]:
@@ -275,7 +282,7 @@ def test_single_precision_models_draw_in_double_precision():
 
 @pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian, CentredDiagonalGaussian])
 def test_draws_have_the_moments_of_the_gaussian(family):
-    approx = some_approximation(regression(), family)
+    approx = shared(regression, family)
     gaussian, n = approx.gaussian, 20_000
     idata = approx.sample(n, random_seed=1, include_transformed=True)
     z = gaussian.whiten(flat_draws(approx, idata))
@@ -332,7 +339,7 @@ def test_deterministics_are_numerically_stable():
 
 
 def test_draws_agree_with_those_of_pymc():
-    approx = some_approximation(regression())
+    approx = shared(regression)
     ours = approx.sample(2000, random_seed=1)
     theirs = Approximation.sample(approx, 2000, random_seed=1)
     assert list(ours.posterior.data_vars) == list(theirs.posterior.data_vars)
@@ -346,7 +353,7 @@ def test_draws_agree_with_those_of_pymc():
 
 
 def test_multitrace_is_like_that_of_pymc():
-    approx = some_approximation(regression())
+    approx = shared(regression)
     ours = approx.sample(7, random_seed=1, return_inferencedata=False)
     theirs = Approximation.sample(approx, 7, random_seed=1, return_inferencedata=False)
     assert type(ours) is type(theirs)
@@ -361,7 +368,7 @@ def test_multitrace_is_like_that_of_pymc():
 
 
 def test_the_same_seed_gives_the_same_draws():
-    approx = some_approximation(regression())
+    approx = shared(regression)
 
     def noise(seed, draws=5):
         return values_of(approx.sample(draws, random_seed=seed), "noise")[0]
@@ -426,7 +433,7 @@ def test_random_deterministics_differ_by_draw_and_follow_the_seed():
 
 
 def test_groups_coordinates_and_dimensions():
-    idata = some_approximation(regression()).sample(6, random_seed=1)
+    idata = shared(regression).sample(6, random_seed=1)
     posterior = idata.posterior
     assert {"chain": 1, "draw": 6, "row": 4, "column": 3}.items() <= dict(posterior.sizes).items()
     assert posterior["slope"].dims == ("chain", "draw", "column")
@@ -447,7 +454,7 @@ def test_added_coordinates_and_dimensions():
 
 
 def test_a_model_without_data_has_no_data_groups():
-    idata = some_approximation(one_scalar()).sample(3)
+    idata = shared(one_scalar).sample(3)
     assert not hasattr(idata, "observed_data")
     assert not hasattr(idata, "constant_data")
 
@@ -501,7 +508,7 @@ def test_a_deterministic_added_after_the_fit_is_computed():
 
 
 def test_another_model_of_the_same_variables():
-    approx = some_approximation(one_scalar())
+    approx = shared(one_scalar)
     with pm.Model() as other:
         p = pm.Beta("p", 1, 1)
         pm.Deterministic("odds", p / (1 - p))
@@ -517,7 +524,7 @@ def test_another_model_of_the_same_variables():
 
 
 def test_a_context_is_neither_needed_nor_looked_at():
-    approx = some_approximation(one_scalar())
+    approx = shared(one_scalar)
     with regression():
         idata = approx.sample(3)
     assert list(idata.posterior.data_vars) == ["p"]
@@ -529,7 +536,7 @@ def test_a_context_is_neither_needed_nor_looked_at():
 @pytest.mark.parametrize("draws", [0, -3, 2.5, "ten", None])
 def test_draws_have_to_be_a_positive_integer(draws):
     with pytest.raises(ValueError, match=f"positive integer, got {draws!r}"):
-        some_approximation(one_scalar()).sample(draws)
+        shared(one_scalar).sample(draws)
 
 
 @pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), ("one", TypeError)])

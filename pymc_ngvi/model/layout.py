@@ -127,7 +127,9 @@ class Outline:
                     if name != other
                 ]
             else:
-                problems = _set_differences(self.names, fit.names)
+                problems = _set_differences(self.names, fit.names) or [
+                    f"the model has {len(self.names)} components and the fit {len(fit.names)}"
+                ]
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         return "; ".join(problems[:5]) + more
 

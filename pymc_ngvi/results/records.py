@@ -114,8 +114,7 @@ def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
                 f"of type {type(value).__name__}: {error}. Define the methods `arrays` and "
                 f"`from_arrays` of {type(gaussian).__name__}"
             ) from error
-        axes = zip(_AXES, array.shape, strict=False)
-        own = array.ndim > 2 or any(size != gaussian.dim for _, size in axes)
+        own = array.ndim > 2 or any(size != gaussian.dim for size in array.shape)
         dims = [f"{name}_dim_{i}" for i in range(array.ndim)] if own else _AXES[: array.ndim]
         variables[name] = (dims, array)
     return variables

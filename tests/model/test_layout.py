@@ -41,6 +41,10 @@ def test_a_layout_agrees_with_itself_whatever_is_unknown():
             "the model adds slopes[2]",
         ),
         (
+            Outline(names=["scale_log__", "slopes[0]", "slopes[1]", "slopes[2]", "slopes[2]"]),
+            "the model has 4 components and the fit 5",
+        ),
+        (
             Outline(names=["scale_log__", "slopes[0]", "slopes[2]", "slopes[1]"]),
             "the model has slopes[1] where the fit has slopes[2]; "
             "the model has slopes[2] where the fit has slopes[1]",

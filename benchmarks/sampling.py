@@ -19,6 +19,7 @@ import pytensor
 from pymc.variational.opvi import Approximation
 
 from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.approximation import create_approximation
 
 
@@ -65,9 +66,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 def compare(name: str, model: pm.Model, draws: int) -> None:
     """Time both routes on one approximation and print a table."""
-    point = model.initial_point()
-    dim = sum(value.size for value in point.values())
-    approx = create_approximation(model, some_gaussian(dim), initial_point=point)
+    layout = Layout(model, model.initial_point())
+    approx = create_approximation(model, some_gaussian(layout.dim), layout=layout)
 
     def ours() -> object:
         return approx.sample(draws, random_seed=1)
@@ -77,7 +77,7 @@ def compare(name: str, model: pm.Model, draws: int) -> None:
 
     first = seconds(pymc), seconds(ours)
     later = min(seconds(pymc) for _ in range(3)), min(seconds(ours) for _ in range(3))
-    print(f"\n{name}: {dim} parameters, {draws} draws")
+    print(f"\n{name}: {layout.dim} parameters, {draws} draws")
     print(f"{'':14}{'PyMC':>10}{'pymc_ngvi':>12}{'ratio':>8}")
     for label, (theirs, mine) in (("first call", first), ("later calls", later)):
         print(f"{label:14}{theirs:9.3f}s{mine:11.3f}s{theirs / mine:8.1f}")

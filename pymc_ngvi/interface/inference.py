@@ -88,8 +88,7 @@ class NGVI(Inference):
             None,
             deviations=first.deviations,
         )
-        point = self._target.unflatten(self._target.initial_point)
-        approx = create_approximation(self.model, start, initial_point=point)
+        approx = create_approximation(self.model, start, layout=self._target.layout)
         approx.loader = self._loader
         approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
         return approx

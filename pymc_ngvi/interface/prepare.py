@@ -17,7 +17,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import warn
 from pymc_ngvi.interface.options import Options, Parts
 from pymc_ngvi.interface.start import Start, other_points
-from pymc_ngvi.model.compilation import ModelTarget
+from pymc_ngvi.model.target import ModelTarget
 
 # Points tried for each start that is asked for, in search of a finite log density.
 _TRIES_PER_START = 20

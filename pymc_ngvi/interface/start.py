@@ -1,9 +1,9 @@
-"""Where a fit starts: values by name, a previous approximation, or what one returned."""
+"""Where a fit starts: at values by name, at a previous approximation, or at draws."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,23 +14,25 @@ from pymc.variational.opvi import Approximation
 
 from pymc_ngvi._compat import group_names
 from pymc_ngvi.arguments import did_you_mean
-from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
+from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
-from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.layout import Layout, Outline
+from pymc_ngvi.results.records import moments_from_dataset
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit starts, as far as that was given.
+    """Where a fit starts; None is what the user did not give.
 
     Attributes
     ----------
     gaussian : Gaussian or None
-        What a previous fit left, in the family of this one.
+        The result of a previous fit, in the family of this one.
     point : array, (d,), or None
+        Starting point on the unconstrained scale.
     deviations : array, (d,), or None
-        Standard deviations, NaN where none is given.
+        Standard deviations on the unconstrained scale, NaN where none is given.
     """
 
     gaussian: Gaussian | None = None
@@ -38,18 +40,18 @@ class Start:
     deviations: Array | None = None
 
     def point_or(self, default: Array) -> Array:
-        """Return the point to start from, which is `default` where none was given."""
+        """Return the point to start from, or `default` if none was given."""
         if self.gaussian is not None:
             return self.gaussian.mean.copy()
         return default if self.point is None else self.point
 
 
 def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[Start]:
-    """Turn the options `start` and `start_sigma` into members and vectors of the flat space."""
+    """Return the starts that the options `start` and `start_sigma` describe."""
     several = isinstance(options.start, list | tuple)
     starts = options.start if several else [options.start]
     if not starts:
-        raise ValueError("start: an empty list has no place to start from")
+        raise ValueError("start: the list is empty; give at least one place to start from")
     sigma = options.start_sigma
     deviations = None if sigma is None else starting_deviations(sigma, layout)
     return [_resolve(start, deviations, options.parts.family, model, layout) for start in starts]
@@ -58,10 +60,11 @@ def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[
 def other_points(
     model: pymc.Model, layout: Layout, around: Array, rng: np.random.Generator
 ) -> Iterator[Array]:
-    """Points to start from instead of `around`, without end: drawn from the prior, and jittered.
+    """Yield points to start from instead of `around`, without end.
 
-    Jitter is uniform within 1 on the unconstrained scale, as in ``pm.sample``. There are no draws
-    from an improper prior; all points are jittered then.
+    A draw from the prior and a jittered `around` take turns. The jitter is uniform on [-1, 1] on
+    the unconstrained scale, as in ``pm.sample``. Where the prior is improper, all points are
+    jittered.
     """
     draw = make_initial_point_fn(
         model=model,
@@ -98,8 +101,9 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     Parameters
     ----------
     start : mapping
-        Values by the variable's name, on its own scale, or by the name of its unconstrained value.
-        Names of deterministics and data are passed over, as ``pm.find_MAP`` returns them too.
+        Values by the name of the variable, on its own scale, or by the name of its unconstrained
+        value variable. Names of deterministics and data, which ``pm.find_MAP`` returns too, are
+        ignored.
     model : pymc.Model
     layout : Layout
     """
@@ -119,7 +123,8 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     )(0)
     for slot in layout:
         if slot.name in names:
-            point[slot.name] = names[slot.name]  # exactly, not there and back
+            # The value itself, without the rounding of a transform and its inverse.
+            point[slot.name] = names[slot.name]
         elif np.shape(point[slot.name]) != slot.shape:
             raise ValueError(
                 f"start: {slot.variable} has shape {np.shape(names[slot.variable])}, "
@@ -130,7 +135,7 @@ def starting_point(start: Mapping[str, Any], model: pymc.Model, layout: Layout) 
     if bad.size:
         raise ValueError(
             f"start: {layout.label(int(bad[0]))} is {flat[bad[0]]} on the unconstrained scale; "
-            "the value lies outside the support, or on its boundary"
+            "the value lies outside the support of the variable, or on its boundary"
         )
     return flat
 
@@ -145,26 +150,24 @@ def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array
             given = _shaped("start_sigma", name, names[name], slot.shape)
             if not (given > 0).all():
                 raise ValueError(f"start_sigma: {name} must be positive, got {names[name]!r}")
-            deviations[slot.start : slot.stop] = given.ravel()
+            deviations[slot.where] = given.ravel()
     return deviations
 
 
 def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
-    """Return the Gaussian of an approximation, or of an InferenceData from one; else None."""
+    """Return the Gaussian of an approximation, or of the InferenceData of one; else None."""
     if isinstance(start, Approximation):
         return _of_approximation(start, layout)
-    group = start["fit"] if "fit" in group_names(start) else {}
-    if not {"mean", "parameter"} <= set(group) | set(getattr(group, "coords", ())):
+    found = moments_from_dataset(start["fit"]) if "fit" in group_names(start) else None
+    if found is None:
         return None
-    _check_same(map(str, group["parameter"].values), layout.names, "start: the InferenceData's fit")
-    mean = group["mean"].values
-    if "covariance" in group:
-        return FullGaussian.from_mean_covariance(mean, group["covariance"].values)
-    return DiagonalGaussian.from_mean_covariance(mean, group["variance"].values)
+    gaussian, outline = found
+    _check_same_model(layout, outline, "the fit in the InferenceData")
+    return gaussian
 
 
 def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:
-    """Return posterior means by variable, of an InferenceData from any sampler."""
+    """Return the posterior means by variable, from the InferenceData of any sampler."""
     if "posterior" not in group_names(start):
         raise TypeError(
             "start is a dict of values, a previous approximation or an InferenceData, "
@@ -188,16 +191,12 @@ def in_family(gaussian: Gaussian, family: type[Gaussian]) -> Gaussian:
 
 def _of_approximation(start: Approximation, layout: Layout) -> Gaussian:
     if isinstance(getattr(start, "gaussian", None), Gaussian):
-        _check_same(start.layout.names, layout.names, "start: the approximation")
+        _check_same_model(layout, start.layout.outline, "the approximation")
         return start.gaussian  # type: ignore[no-any-return]
     if len(start.groups) != 1 or not start.groups[0].has_logq:
         raise TypeError(f"start: {type(start).__name__} is not a single Gaussian to start from")
-    slots = [(entry[0], tuple(entry[2])) for entry in start.groups[0].ordering.values()]
-    _check_same(
-        [f"{name} {shape}" for name, shape in slots],
-        [f"{slot.name} {slot.shape}" for slot in layout],
-        "start: the approximation",
-    )
+    shapes = {name: shape for name, _, shape, _ in start.groups[0].ordering.values()}
+    _check_same_model(layout, Outline(shapes), "the approximation")
     mean = np.asarray(start.mean.eval(), float)
     return FullGaussian.from_mean_covariance(mean, np.asarray(start.cov.eval(), float))
 
@@ -209,7 +208,7 @@ def _by_name(values: Any, option: str) -> dict[str, Any]:
 
 
 def _on_own_scale(model: pymc.Model, name: str, value: Any) -> Any:
-    """Return the value, spread over the variable's shape where it is a single number."""
+    """Return the value; a single number is repeated to the shape of the variable."""
     shape = model[name].type.shape
     if np.ndim(value) == 0 and None not in shape:
         return np.full(shape, value)
@@ -224,14 +223,10 @@ def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:
             raise ValueError(f"{option}: the model has no free variable {name!r}{hint}")
 
 
-def _check_same(found: Iterable[str], expected: Iterable[str], what: str) -> None:
-    found, expected = list(found), list(expected)
-    if found != expected:
-        differing = sorted(set(found) ^ set(expected)) or ["their order"]
-        raise ValueError(
-            f"{what} is of another model: the unconstrained parameters differ in "
-            f"{', '.join(differing[:5])}{' and more' if len(differing) > 5 else ''}"
-        )
+def _check_same_model(layout: Layout, fit: Outline, what: str) -> None:
+    differences = layout.outline.differences(fit)
+    if differences:
+        raise ValueError(f"start: {what} is of another model than this one: {differences}")
 
 
 def _shaped(option: str, name: str, value: Any, shape: tuple[int, ...]) -> Array:

@@ -1,23 +1,19 @@
 """The result of a fit, as PyMC's own `FullRank` and `MeanField` approximations.
 
-PyMC keeps an approximation in shared variables: a mean, and a scale whose diagonal passes through a
-softplus. Here these shared variables mirror a Gaussian of :mod:`pymc_ngvi.core.families`,
-which is kept in double precision and is what :meth:`GaussianApproximation.sample` draws from.
+An approximation holds a Gaussian of :mod:`pymc_ngvi.core.families` in double precision, from which
+:meth:`GaussianApproximation.sample` draws. PyMC's shared variables are a copy of it, written by
+:mod:`pymc_ngvi.results.groups`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pymc
-import pytensor
-from pymc.variational.approximations import FullRank, FullRankGroup, MeanField, MeanFieldGroup
-from pymc.variational.opvi import Group
-from pytensor.compile.sharedvalue import SharedVariable
+from pymc.variational.approximations import FullRank, MeanField
 
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
@@ -27,22 +23,23 @@ from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
-from pymc_ngvi.results.inferencedata import (
-    fit_dataset,
-    scalar_attributes,
-    to_inference_data,
-    to_multitrace,
-    trace_dataset,
-)
+from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup
+from pymc_ngvi.results.inferencedata import to_inference_data, to_multitrace
 from pymc_ngvi.results.nuts import nuts_keywords
+from pymc_ngvi.results.records import (
+    SavedFit,
+    history_to_dataset,
+    moments_to_dataset,
+    report_to_attributes,
+)
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.weighing import POOL, check_importance, resample, weigh
 
 
 class GaussianApproximation:
-    """What the two approximations add to PyMC's: a Gaussian in double precision, and fast draws.
+    """What both approximations add to PyMC's: a Gaussian in double precision, and fast draws.
 
-    Use :func:`create_approximation`, which chooses the class that fits the Gaussian.
+    Use :func:`create_approximation`, which chooses the class for the Gaussian.
 
     Parameters
     ----------
@@ -51,14 +48,14 @@ class GaussianApproximation:
     gaussian : Gaussian
         The approximation on the model's flat unconstrained vector, in the order of
         ``model.free_RVs``.
-    initial_point : mapping of str to array, optional
-        The model's initial point, where it is at hand: computing it again would compile a
-        function of all variables, a second for some hundred of them.
+    layout : Layout, optional
+        The flat vector of the model, if it is known already. Otherwise PyTensor compiles the
+        initial point of the model for its shapes, which takes a second for some hundred variables.
 
     Attributes
     ----------
     gaussian : Gaussian
-        The approximation itself; change it with `set_gaussian`.
+        The approximation itself. Use `set_gaussian` to change it.
     hist : array
         Negative ELBO of each iteration.
     report : Report or None
@@ -68,18 +65,18 @@ class GaussianApproximation:
     seed : int or other
         The `random_seed` of the fit.
     loader : Loader or None
-        What containers of the model were fed from.
+        What filled data containers of the model with batches.
     loaded : tuple of str
-        Names of these.
+        Names of these containers.
 
     Notes
     -----
-    `gaussian` is the truth and the shared variables in `params` its mirror, in the precision of
+    The shared variables in `params` are a copy of `gaussian` in the precision of
     ``pytensor.config.floatX``. Setting the value of a shared variable changes what PyMC's graphs
     (`mean`, `cov`, `sample_node`) give, but neither `gaussian` nor `sample`.
     """
 
-    #: Whether the class takes Gaussians with independent components.
+    #: Whether the class holds Gaussians with independent components.
     factorised: ClassVar[bool]
 
     groups: list[Any]
@@ -90,14 +87,14 @@ class GaussianApproximation:
         model: pymc.Model,
         gaussian: Gaussian,
         *,
-        initial_point: Mapping[str, np.ndarray] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         if gaussian.factorised != self.factorised:
             raise TypeError(
                 f"{type(self).__name__} cannot hold a {type(gaussian).__name__}; "
                 "use create_approximation, which chooses the class"
             )
-        super().__init__(model=model, initial_point=initial_point)  # type: ignore[call-arg]
+        super().__init__(model=model, layout=layout)  # type: ignore[call-arg]
         self.hist: Array = np.empty(0)
         self.report: Report | None = None
         self.history: list[Info] = []
@@ -110,14 +107,14 @@ class GaussianApproximation:
     def set_gaussian(self, gaussian: Gaussian) -> None:
         """Replace the approximation by another Gaussian of the same kind.
 
-        Nothing is compiled: the cost is that of a triangular factor, or of a square root for
-        independent components.
+        Nothing is compiled. The cost is that of one triangular factor, or of one square root a
+        component where components are independent.
         """
         group = self.groups[0]
         if gaussian.dim != group.ddim:
             raise ValueError(
                 f"the Gaussian has {gaussian.dim} dimensions, "
-                f"the model {group.ddim} unconstrained parameters"
+                f"the model has {group.ddim} unconstrained parameters"
             )
         self.gaussian = gaussian
         self._factor = covariance_factor(gaussian)
@@ -144,20 +141,21 @@ class GaussianApproximation:
         draws : int
             Number of independent draws.
         model : pymc.Model, optional
-            Compute variables by another model than the fitted one, with the same free variables.
+            Compute variables by this model instead of the fitted one. It must have the same free
+            variables.
         random_seed : int, sequence of int, numpy.random.Generator or None
-            The same seed gives the same draws; with more of them, the first ones stay unless they
-            are resampled.
+            The same seed gives the same draws. A larger number of draws begins with the same ones,
+            except with ``importance="resample"``.
         return_inferencedata : bool
-            False returns PyMC's ``MultiTrace``, with all unconstrained variables.
+            False returns PyMC's ``MultiTrace``, which includes all unconstrained variables.
         log_likelihood : bool
             Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
             :func:`pymc_ngvi.compare`.
         importance : {None, "psis", "resample"}
-            None takes the draws as they come. "psis" asks for importance weights that can be used:
-            `log_weight` in the group `sample_stats`, with a warning where k-hat says that they
-            cannot. "resample" makes ten times as many draws and chooses among them by these
-            weights, so that the result needs none.
+            None returns the draws as they are. "psis" requires their importance weights,
+            `log_weight` in the group `sample_stats`, and warns where k-hat says that they cannot be
+            used. "resample" makes ten times as many draws and chooses among them by these weights;
+            the result then needs no weights.
         replace : bool
             Resample with replacement.
         include_transformed : bool
@@ -168,23 +166,23 @@ class GaussianApproximation:
         Returns
         -------
         arviz.InferenceData, xarray.DataTree or pymc.backends.base.MultiTrace
-            With PyMC 5, with PyMC 6, and with ``return_inferencedata=False``. One chain.
+            With PyMC 5, with PyMC 6, and with ``return_inferencedata=False``; one chain.
 
         Notes
         -----
-        Works inside and outside the context of the model. Deterministics and densities are
-        computed from the data the model holds now, so they follow ``pm.set_data``.
+        The method works inside and outside the context of the model. Deterministics and densities
+        are computed from the data that the model holds now, so they follow ``pm.set_data``.
 
-        The group `sample_stats` tells of each draw the log density `lp` of the model and `log_q` of
-        the approximation, both on the unconstrained scale, and the smoothed and normalised
-        `log_weight`, the logarithm of their ratio. After resampling the weights are equal.
+        The group `sample_stats` holds for each draw the log density `lp` of the model, `log_q` of
+        the approximation, both on the unconstrained scale, and `log_weight`, the logarithm of their
+        ratio, smoothed and normalised. After resampling the weights are equal.
         """
         n = check_count("draws", draws)
         check_importance(importance, replace=replace)
         if not return_inferencedata and (log_likelihood or importance == "psis"):
             raise ValueError(
-                "a MultiTrace has no place for weights and log-likelihoods: return InferenceData "
-                '(weights can do without, by importance="resample")'
+                "a MultiTrace has no place for weights and log-likelihoods: return InferenceData, "
+                'or use importance="resample" in place of weights'
             )
         rng = as_generator(random_seed)
         transform = self._transform_for(self.model if model is None else model)
@@ -203,40 +201,37 @@ class GaussianApproximation:
             return to_multitrace(values, transform)
         return to_inference_data(
             values,
-            model=transform.model,
-            layout=self.layout,
-            include_transformed=include_transformed,
-            coords=coords,
-            dims=dims,
+            transform,
             sample_stats=weighed.statistics,
             log_likelihood=transform.log_likelihood(weighed.draws) if log_likelihood else None,
-            loaded=transform.loaded,
+            others={
+                "fit": moments_to_dataset(self.gaussian, self.layout),
+                "fit_trace": history_to_dataset(self.history),
+            },
             attrs={
                 "posterior": self._attributes(random_seed),
                 "sample_stats": weighed.attributes | {"importance": importance or "none"},
             },
-            others={
-                "fit": fit_dataset(self.gaussian, self.layout),
-                "fit_trace": trace_dataset(self.history),
-            },
+            include_transformed=include_transformed,
+            coords=coords,
+            dims=dims,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to a netCDF file: the Gaussian, the history and the report.
 
-        :func:`pymc_ngvi.load` reads it, given the model. An existing file is replaced only when
-        the new one is complete.
+        :func:`pymc_ngvi.load` reads the file, given the model. An existing file is replaced only
+        when the new one is complete.
 
         Parameters
         ----------
         path : str or path
         """
-        # A generator has gone on since, and is no seed any more.
+        # A generator has moved on since the fit, and would not give the same fit again.
         numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
-        fit = storage.SavedFit(
+        fit = SavedFit(
             gaussian=self.gaussian,
-            names=list(self.layout.names),
-            shapes={slot.name: slot.shape for slot in self.layout},
+            outline=self.layout.outline,
             losses=np.asarray(self.hist, dtype=np.float64),
             history=self.history,
             report=self.report,
@@ -254,34 +249,34 @@ class GaussianApproximation:
         sampler: str = "pymc",
         **options: Any,
     ) -> dict[str, Any]:
-        """Keywords for ``pm.sample`` that let NUTS start from this fit.
+        """Return keywords for ``pm.sample`` that let NUTS start from this fit.
 
-        Chains start at draws of the approximation and move in the metric of its covariance, so
-        that little tuning is left.
+        Chains start at draws of the approximation and use its covariance as their metric, so that
+        little tuning is left.
 
         Parameters
         ----------
         chains : int
             Number of chains, each with a start of its own.
         tune : int
-            Tuning steps: the step size only is tuned, in place of PyMC's 1000 steps.
+            Number of tuning steps, which tune only the step size; PyMC's default is 1000.
         random_seed : int, sequence of int, numpy.random.Generator or None
-            Of the starts.
+            Seed of the starts.
         sampler : {"pymc", "nutpie"}
-            For nutpie, with PyMC 6 only, there is a start but no metric: it adapts its own, and
-            wants more tuning.
+            nutpie needs PyMC 6. It takes a start for all chains but no metric: it adapts its own,
+            and needs more tuning.
         **options
-            Of ``pm.NUTS``, such as `target_accept`.
+            Options of ``pm.NUTS``, such as `target_accept`.
 
         Returns
         -------
         dict
-            For ``pm.sample(**approx.nuts_kwargs())``, in the context of the model.
+            To be used as ``pm.sample(**approx.nuts_kwargs())``, in the context of the model.
 
         Notes
         -----
-        The metric is not adapted. Where the fit is unreliable it may be a poor one, and NUTS
-        from scratch the better choice; the draws are right with either.
+        The metric is not adapted. Where the fit is unreliable the metric may be poor, and NUTS
+        without it faster. The draws are those of the posterior in both cases.
         """
         n = check_count("chains", chains)
         rng = as_generator(random_seed)
@@ -293,23 +288,26 @@ class GaussianApproximation:
             self.model, self.gaussian, starts, sampler=sampler, tune=tune, **options
         )
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Order, shapes and names of the flat unconstrained vector."""
-        ordering = self.groups[0].ordering
-        return Layout(self.model, {name: np.empty(entry[2]) for name, entry in ordering.items()})
+        return self.groups[0].layout
 
     def _attributes(self, draws_seed: Any) -> dict[str, Any]:
-        """Describe the fit, and the seeds where they are numbers, for the posterior group."""
+        """Return the attributes of the posterior group: the report, and seeds that are numbers."""
         seeds = {"seed": self.seed, "draws_seed": draws_seed}
         return (
             {"family": self.gaussian.name, "model_name": self.model.name}
-            | ({} if self.report is None else scalar_attributes(self.report))
+            | ({} if self.report is None else report_to_attributes(self.report))
             | {name: seed for name, seed in seeds.items() if isinstance(seed, int | np.integer)}
         )
 
     def _draw_flat(self, n: int, rng: np.random.Generator) -> Array:
-        """Draw flat unconstrained vectors, (n, d), in place: three times faster than by a solve."""
+        """Draw flat unconstrained vectors (n, d).
+
+        Multiplying by the factor of the covariance is three times faster than solving with that of
+        the precision.
+        """
         draws = rng.standard_normal((n, self.gaussian.dim))
         if self.factorised:
             draws *= self._factor
@@ -319,69 +317,13 @@ class GaussianApproximation:
         return draws
 
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
-        """Return the transform of `model`, built only when the model is not that of last time."""
+        """Return the transform of `model`; the last one is kept and used again."""
         own = model is self.model
         loader = self.loader if own else None
         if self._transform is None or not self._transform.matches(model, loader):
             loaded = self.loaded if own else ()
-            ordering = self.groups[0].ordering
-            self._transform = DrawTransform(model, ordering, loader, loaded=loaded)
+            self._transform = DrawTransform(model, self.layout, loader, loaded=loaded)
         return self._transform
-
-
-class _GroupOfKnownShapes(Group):
-    """A group that reads the variables' shapes off a given point.
-
-    PyMC's groups compile the model's initial point twice, for its shapes and as their start; here
-    it is computed at most once. The class stands behind PyMC's own group in the bases of those
-    below, which is where their ``super().__init_group__`` arrives.
-    """
-
-    def __init_group__(self, group: list[Any]) -> None:
-        point = self._kwargs.get("initial_point")
-        if point is None:
-            point = self.model.initial_point(0)
-        self.group = group
-        self.symbolic_initial = self._initial_type("standard_normal_draws")
-        self.input = self._input_type("flat_unconstrained")
-        start = 0
-        for variable in group:
-            value_var = self.model.rvs_to_values[variable]
-            value = np.asarray(point[value_var.name])
-            where = slice(start, start + value.size)
-            place = self.input[where].reshape(value.shape).astype(value.dtype)
-            place.name = f"{value_var.name}_in_flat"
-            self.replacements[value_var] = place
-            self.ordering[value_var.name] = (value_var.name, where, value.shape, value.dtype)
-            start = where.stop
-
-
-class NGVIMeanFieldGroup(MeanFieldGroup, _GroupOfKnownShapes):
-    """PyMC's mean-field group, whose shared variables are written from a diagonal Gaussian."""
-
-    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
-        """Make room for the parameters, which `write` fills."""
-        return _shared(mu=self.ddim, rho=self.ddim)
-
-    def write(self, mean: Array, deviations: Array) -> None:
-        """Copy mean and standard deviations into the shared variables."""
-        _set(self.shared_params, mu=mean, rho=_inverse_softplus(deviations))
-
-
-class NGVIFullRankGroup(FullRankGroup, _GroupOfKnownShapes):
-    """PyMC's full-rank group, whose shared variables are written from a full Gaussian."""
-
-    def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
-        """Make room for the parameters, which `write` fills."""
-        return _shared(mu=self.ddim, L_tril=self.num_tril_entries)
-
-    def write(self, mean: Array, factor: Array) -> None:
-        """Copy mean and lower triangular covariance factor into the shared variables."""
-        packed = factor[np.tri(len(mean), dtype=bool)]
-        # Row i of a packed triangle ends at entry i of the diagonal.
-        diagonal = np.cumsum(np.arange(1, len(mean) + 1)) - 1
-        packed[diagonal] = _inverse_softplus(packed[diagonal])
-        _set(self.shared_params, mu=mean, L_tril=packed)
 
 
 class NGVIMeanField(GaussianApproximation, MeanField):
@@ -402,14 +344,14 @@ def create_approximation(
     model: pymc.Model,
     gaussian: Gaussian,
     *,
-    initial_point: Mapping[str, np.ndarray] | None = None,
+    layout: Layout | None = None,
 ) -> NGVIMeanField | NGVIFullRank:
-    """Wrap a fitted Gaussian as PyMC's `MeanField` or `FullRank`, whichever it is.
+    """Make PyMC's `MeanField` of a Gaussian with independent components, else its `FullRank`.
 
-    Parameters are those of :class:`GaussianApproximation`.
+    The parameters are those of :class:`GaussianApproximation`.
     """
     kind = NGVIMeanField if gaussian.factorised else NGVIFullRank
-    return kind(model, gaussian, initial_point=initial_point)
+    return kind(model, gaussian, layout=layout)
 
 
 def load(
@@ -426,10 +368,11 @@ def load(
     ----------
     path : str or path
     model : pymc.Model, optional
-        The model that was fitted, which the file does not hold; that of the context by default.
+        The model that was fitted, which the file does not hold. The default is the model of the
+        context.
     loader : Loader, optional
-        What the fit's data were loaded by, which the file does not hold either. Without it there
-        are draws, but no densities.
+        The loader that the fit read its data from, which the file does not hold either. Without it
+        draws are available, but densities are not.
 
     Returns
     -------
@@ -438,15 +381,17 @@ def load(
     Raises
     ------
     FileFormatError
-        The file is something else, or damaged.
+        The file is something else, is damaged, or holds a family whose class is not defined.
     ValueError
-        The model's free variables are not those of the fit, and how they differ.
+        The free variables of the model are not those of the fit; the message lists how they differ.
     """
     model = pymc.modelcontext(model)
     saved = storage.read(path)
-    point = model.initial_point(0)
-    saved.check_layout(Layout(model, point))
-    approx = create_approximation(model, saved.gaussian, initial_point=point)
+    layout = Layout(model, model.initial_point(0))
+    differences = layout.outline.differences(saved.outline)
+    if differences:
+        raise ValueError(f"the fit in the file is of another model than this one: {differences}")
+    approx = create_approximation(model, saved.gaussian, layout=layout)
     approx.hist = saved.losses
     approx.history = saved.history
     approx.report = saved.report
@@ -457,29 +402,14 @@ def load(
 
 
 def covariance_factor(gaussian: Gaussian) -> Array:
-    r"""Lower triangular factor S of the covariance, :math:`S S' = \Sigma`, diagonal positive.
+    r"""Lower triangular factor S of the covariance, :math:`S S' = \Sigma`, with positive diagonal.
 
-    For independent components S is diagonal, and given as the vector of standard deviations. The
-    rows of `unwhiten(I)` otherwise form a root R with R'R the covariance; its QR decomposition
-    gives the factor without ever forming the covariance, whose condition number is that of R
-    squared.
+    For independent components S is diagonal, and is returned as the vector of standard deviations.
+    Otherwise the rows of ``unwhiten(I)`` form a root R with R'R the covariance. The QR
+    decomposition of R gives the factor without forming the covariance, whose condition number is
+    the square of that of R.
     """
     if gaussian.factorised:
         return np.sqrt(gaussian.variance)
     centred = gaussian.with_mean(np.zeros(gaussian.dim))
     return lower_factor_of_gram(centred.unwhiten(np.eye(gaussian.dim)))
-
-
-def _inverse_softplus(value: Array) -> Array:
-    """Solve log(1 + exp(x)) = value for x, accurate for the tiniest and the largest values."""
-    return value + np.log(-np.expm1(-value))
-
-
-def _shared(**sizes: int) -> dict[str, SharedVariable]:
-    dtype = pytensor.config.floatX
-    return {name: pytensor.shared(np.zeros(size, dtype), name) for name, size in sizes.items()}
-
-
-def _set(parameters: dict[str, SharedVariable], **values: Array) -> None:
-    for name, value in values.items():
-        parameters[name].set_value(np.asarray(value, parameters[name].dtype))

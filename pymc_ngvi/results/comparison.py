@@ -1,7 +1,7 @@
-"""Comparing models by cross-validation, with approximations and with draws of a sampler.
+"""Comparison of models by cross-validation, from approximations and from draws of a sampler.
 
 Leave-one-out cross-validation asks how well a model predicts each observation from all the others.
-Importance weights give the answer without fitting again, and the same weights correct for what an
+Importance weights answer this without fitting again. The same weights correct for what an
 approximation misses (Magnusson, Andersen, Jonasson and Vehtari, 2019).
 """
 
@@ -21,25 +21,26 @@ from pymc_ngvi._compat import (
     loo_from_approximation,
     loo_from_draws,
 )
-from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.errors import warn
 from pymc_ngvi.results.approximation import GaussianApproximation
 from pymc_ngvi.results.verdict import FULL_EFFICIENCY
 
-#: Draws of an approximation by which it is compared.
+#: Number of draws that are made of an approximation to compare it.
 DRAWS = 2000
 
 
 def loo(
     data: Any, *, var_name: str | None = None, draws: int = DRAWS, random_seed: Any = None
 ) -> Any:
-    r"""Estimate the log predictive density of left-out observations, by PSIS-LOO.
+    r"""Estimate the log predictive density of observations that are left out, by PSIS-LOO.
 
     .. math:: \mathrm{elpd} = \sum_i \log p(y_i \mid y_{-i})
 
-    Draws of an approximation are weighed by :math:`p(\theta) / (q(\theta)\, p(y_i \mid \theta))`,
-    which leaves observation i out and corrects the approximation at once; draws of a sampler, and
-    resampled ones, by :math:`1 / p(y_i \mid \theta)`.
+    Draws of an approximation have the weights
+    :math:`p(\theta) / (q(\theta)\, p(y_i \mid \theta))`, which leave observation i out and also
+    correct the approximation. Draws of a sampler, and resampled draws, have the weights
+    :math:`1 / p(y_i \mid \theta)`.
 
     Parameters
     ----------
@@ -47,41 +48,41 @@ def loo(
         A fit, or draws with a group `log_likelihood`: from ``approx.sample(log_likelihood=True)``,
         ``fit_ngvi(log_likelihood=True)`` or ``pm.sample`` with ``pm.compute_log_likelihood``.
     var_name : str, optional
-        The observed variable, where the model has several.
+        The observed variable; needed where the model has several.
     draws : int
-        Draws to make, of an approximation.
+        Number of draws to make, if `data` is an approximation.
     random_seed : int, sequence of int, numpy.random.Generator or None
-        Of these draws.
+        Seed of these draws.
 
     Returns
     -------
     arviz.ELPDData
-        With pointwise values; ``az.compare`` takes it.
+        The estimate with its pointwise values, which ``az.compare`` takes.
 
     Raises
     ------
     TypeError
-        There is no log-likelihood, with what to do about it.
+        The data have no log-likelihood; the message says how to add it.
     ValueError
-        The model has several observed variables, or none of that name.
+        The model has several observed variables and `var_name` is not given, or none of that name.
     """
     if isinstance(data, GaussianApproximation):
         data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
     variable = _observed_variable(data, var_name)
     estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
     with warnings.catch_warnings():
-        # Told below, by how many observations.
+        # The warning below says for how many observations.
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         elpd = estimate(data, variable)
-    # Of weights that are all but equal, k-hat tells of a tail too light to matter.
+    # Where weights are almost equal, k-hat is about a tail that holds too little to matter.
     uneven = _efficiency(data, variable) < FULL_EFFICIENCY
     bad = int(((elpd.pareto_k > elpd.good_k) & uneven).sum())
     if bad:
         warn(
             f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "
             f"{elpd.good_k:.2f} and uneven weights: leaving one of them out changes the posterior "
-            "more than weights can follow, or the approximation is poor. Check them, or the model "
-            "with pm.sample"
+            "more than weights can correct for, or the approximation is poor. Check these "
+            "observations, or sample the model with pm.sample"
         )
     return elpd
 
@@ -99,25 +100,25 @@ def compare(
     Parameters
     ----------
     models : mapping of str to approximation, InferenceData, DataTree or ELPDData
-        Fits and draws of any sampler, side by side.
+        Fits, draws of any sampler, or results of :func:`loo`, by the name of the model.
     var_name : str, optional
-        The observed variable, where models have several.
+        The observed variable; needed where models have several.
     method : {"stacking", "BB-pseudo-BMA", "pseudo-BMA"}
-        How models are weighted.
+        How the weights of the models are computed.
     draws, random_seed
         As in :func:`loo`.
 
     Returns
     -------
     pandas.DataFrame
-        The table of ``az.compare``, best model first, and columns that tell of the approximation:
-        its `khat`, the share of draws that are `effective` after weighing, and its `elbo` (a lower
-        bound of the log evidence) with `elbo_se`. NaN for models that were sampled.
+        The table of ``az.compare``, best model first, with columns about the approximation: its
+        `khat`, the share of draws that are `effective` after weighing, and its `elbo` (a lower
+        bound of the log evidence) with `elbo_se`. They are NaN for models that were sampled.
 
     Raises
     ------
     ValueError
-        Fewer than two models, or models of different data.
+        There are fewer than two models, or they are of different data.
     """
     if len(models) < 2:
         raise ValueError(f"compare takes two models or more, got {list(models)}")
@@ -140,7 +141,7 @@ def compare(
 
 
 def _observed_variable(data: Any, var_name: str | None) -> str:
-    """Name the variable to leave out, or say why there is none."""
+    """Return the name of the variable to leave out, or raise an error that says what to do."""
     groups = group_names(data)
     if "log_likelihood" not in groups:
         if "posterior" not in groups:
@@ -153,17 +154,15 @@ def _observed_variable(data: Any, var_name: str | None) -> str:
             if _is_ours(data)
             else "add it with pm.compute_log_likelihood"
         )
-        raise TypeError(f"the draws come without a log-likelihood: {way}")
+        raise TypeError(f"the draws have no log-likelihood: {way}")
     names = [str(name) for name in data["log_likelihood"].data_vars]
     if var_name is None and len(names) == 1:
         return names[0]
     if var_name is None:
         raise ValueError(
-            f"the model observes {', '.join(names)}: name the one to leave out, by var_name="
+            f"the model observes {', '.join(names)}: choose the one to leave out with var_name="
         )
-    if var_name not in names:
-        hint = did_you_mean(var_name, names, f"; there is {', '.join(names)}")
-        raise ValueError(f"no log-likelihood of {var_name!r}{hint}")
+    check_choice("var_name", var_name, names)
     return var_name
 
 
@@ -172,7 +171,7 @@ def _attributes(data: Any, group: str) -> Mapping[str, Any]:
 
 
 def _about_the_fit(data: Any) -> dict[str, Any]:
-    """Attributes of the draws of an approximation; of others there are none."""
+    """Return what the draws of an approximation tell about it; nothing for other draws."""
     if is_elpd(data) or not _is_ours(data):
         return {}
     found = dict(_attributes(data, "posterior"))
@@ -186,18 +185,18 @@ def _is_ours(data: Any) -> bool:
 
 
 def _is_weighed(data: Any) -> bool:
-    """Whether the draws are those of an approximation, to be corrected by its density."""
+    """Whether the draws are those of an approximation, which its density has to correct."""
     attributes = _attributes(data, "sample_stats")
     if not _is_ours(data) or attributes.get("resampled"):
         return False
     if "lp" not in data["sample_stats"]:
         reason = attributes.get("lp_missing", "sample_stats has no `lp`")
-        raise TypeError(f"the draws come without the model's log density: {reason}")
+        raise TypeError(f"the draws have no log density of the model: {reason}")
     return True
 
 
 def _efficiency(data: Any, variable: str) -> Any:
-    """Share of the draws that are effective when each observation is left out."""
+    """Return the share of draws that are effective when each observation is left out."""
     log_ratios = -data["log_likelihood"][variable]
     if _is_weighed(data):
         log_ratios = log_ratios + data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]
@@ -212,8 +211,8 @@ def _check_same_observations(
     for (one, first), (other, second) in itertools.pairwise(elpds.items()):
         if first.n_data_points != second.n_data_points:
             raise ValueError(
-                f"{one} leaves out one of {first.n_data_points} observations, {other} one of "
-                f"{second.n_data_points}: models can be compared on the same data only"
+                f"{one} has {first.n_data_points} observations and {other} has "
+                f"{second.n_data_points}: only models of the same data can be compared"
             )
     observations = {
         name: data["observed_data"][_observed_variable(data, var_name)]
@@ -225,6 +224,6 @@ def _check_same_observations(
     for (one, first), (other, second) in itertools.pairwise(observations.items()):
         if not np.array_equal(np.ravel(first), np.ravel(second)):
             raise ValueError(
-                f"{one} and {other} were fitted to different observations (on different scales, "
-                "perhaps): models can be compared on the same data only"
+                f"{one} and {other} were fitted to different observations (perhaps on different "
+                "scales): only models of the same data can be compared"
             )

@@ -1,4 +1,4 @@
-"""Importance ratios of a fit: how far its draws can be trusted, and how to weigh them."""
+"""Pareto-smoothed importance weights, and what they say about a fit."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pymc_ngvi.core.linalg import Array
 
 Indices = NDArray[np.intp]
 
-#: Of fewer draws the largest fifth is no tail to which a Pareto distribution could be fitted.
+#: With fewer draws, the largest fifth of the ratios is too few to fit a Pareto distribution to.
 _FEWEST = 25
 
-#: Ratios that differ by less are equal but for rounding, and there is no tail to look at.
+#: Log ratios that differ by less are equal up to rounding, and have no tail to fit.
 _EQUAL = 1e-8
 
 
 @dataclass(frozen=True)
 class Importance:
-    r"""Draws weighed by :math:`p(x) / q(x)`, the largest ratios smoothed by a Pareto tail.
+    r"""Importance weights :math:`p(x) / q(x)` of draws, the largest smoothed by a Pareto tail.
 
     Attributes
     ----------
     log_weights : array, (n,)
-        Smoothed, and normalised: their exponentials sum to 1.
+        Logarithms of the smoothed weights, which sum to 1.
     khat : float
-        Shape of the tail. Below 0.5 the Gaussian is close to the posterior and weighing its draws
-        corrects what is missing, up to 0.7 weighing helps, and above it cannot be trusted.
-        Infinite where a ratio is, NaN where there are too few draws to tell.
+        Shape of the Pareto tail. Below 0.5 the Gaussian is close to the posterior, and weights
+        correct what it misses; up to 0.7 weights help; above they cannot be trusted. Infinite where
+        a ratio is infinite or NaN, and NaN where there are too few draws to fit a tail.
     """
 
     log_weights: Array
@@ -38,7 +38,10 @@ class Importance:
 
     @classmethod
     def from_ratios(cls, log_ratios: Array) -> Importance:
-        """Smooth log p - log q (n,) of draws from q; minus infinity is outside the support."""
+        """Smooth the log ratios log p - log q (n,) at draws from q.
+
+        A draw outside the support of p has a log ratio of minus infinity.
+        """
         log_ratios = np.asarray(log_ratios, dtype=np.float64)
         n, inside = len(log_ratios), log_ratios > -np.inf
         if not (log_ratios < np.inf).all() or not inside.any():  # NaN included
@@ -52,15 +55,15 @@ class Importance:
         return cls(*pareto_smooth(log_ratios - log_ratios.max()))
 
     def resample(self, n: int, rng: np.random.Generator, *, replace: bool = False) -> Indices:
-        """Choose n of the draws, each with a probability that grows with its weight.
+        """Choose n of the draws by their weights.
 
-        Without replacement no draw appears twice, which keeps one of a large weight from taking
-        over, at the price of a bias that vanishes as there are more draws to choose from.
+        Without replacement no draw appears twice, so that one draw with a large weight cannot fill
+        the result. This has a bias, which vanishes as the number of draws to choose from grows.
 
         Returns
         -------
         array of int, (n,)
-            In the order of the draws, so that they stay independent of each other.
+            Indices of the chosen draws, in increasing order.
         """
         if replace:
             weights = np.exp(self.log_weights)
@@ -69,13 +72,13 @@ class Importance:
         if available < n:
             raise ValueError(
                 f"{n} draws cannot be chosen without replacement: only {available} of "
-                f"{self.log_weights.size} have any weight"
+                f"{self.log_weights.size} have a weight above 0"
             )
-        # The n largest of these keys are a weighted choice without replacement.
+        # The draws with the n largest keys are a weighted choice without replacement.
         keys = self.log_weights + rng.gumbel(size=self.log_weights.size)
         return np.sort(np.argpartition(-keys, n - 1)[:n])
 
     @property
     def ess(self) -> float:
-        """Effective sample size of the weights: n where they are equal."""
+        """Effective sample size of the weights, which is n where they are equal."""
         return float(1 / np.exp(2 * self.log_weights).sum())

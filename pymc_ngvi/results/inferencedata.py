@@ -1,15 +1,9 @@
-"""From values at draws to what an analyst reads.
-
-:func:`to_inference_data` and :func:`to_multitrace` put values into the containers of ArviZ and of
-PyMC; :func:`fit_dataset` and :func:`trace_dataset` say what was fitted and how.
-"""
+"""Draws of an approximation in the containers of ArviZ and of PyMC."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,121 +21,85 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import collect_groups
 from pymc_ngvi._version import __version__
-from pymc_ngvi.core.algorithm import Info
-from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.model.densities import Values
-from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.draws import DrawTransform
 
 
 def to_inference_data(
     values: Values,
+    transform: DrawTransform,
     *,
-    model: pymc.Model,
-    layout: Layout | None = None,
-    include_transformed: bool = False,
-    coords: Mapping[str, Any] | None = None,
-    dims: Mapping[str, Sequence[str]] | None = None,
-    sample_stats: Values | None = None,
-    log_likelihood: Values | None = None,
-    attrs: Mapping[str, Mapping[str, Any]] | None = None,
-    others: Mapping[str, xarray.Dataset] | None = None,
-    loaded: Collection[str] = (),
+    sample_stats: Values,
+    log_likelihood: Values | None,
+    others: Mapping[str, xarray.Dataset],
+    attrs: Mapping[str, Mapping[str, Any]],
+    include_transformed: bool,
+    coords: Mapping[str, Any] | None,
+    dims: Mapping[str, Sequence[str]] | None,
 ) -> Any:
-    """Gather draws and the model's data as ``InferenceData`` (ArviZ 0) or ``DataTree`` (ArviZ 1).
+    """Put draws and the data of the model into ``InferenceData`` (ArviZ 0) or ``DataTree``.
 
     Parameters
     ----------
     values : dict of str to array, (n, ...)
-        Values by name, as :class:`~pymc_ngvi.results.draws.DrawTransform` returns them.
-    model : pymc.Model
-        Source of coordinates, dimensions, observed and constant data.
-    layout : Layout, optional
-        The unconstrained variables, to be given in a group of their own.
-    include_transformed : bool
-        Keep them, under PyMC's names for them, in the posterior as well.
-    coords, dims : mapping, optional
-        Additions to the coordinates and dimensions of the model.
-    sample_stats : dict of str to array, (n, ...), optional
+        Values of the variables by name, as `transform` returns them.
+    transform : DrawTransform
+        Its model gives coordinates, dimensions, observed and constant data.
+    sample_stats : dict of str to array, (n, ...)
         What is known about each draw.
-    log_likelihood : dict of str to array, (n, ...), optional
-        Of each observation, by observed variable.
-    attrs : mapping of str to mapping, optional
+    log_likelihood : dict of str to array, (n, ...), or None
+        Log-likelihood of each observation, by observed variable.
+    others : mapping of str to xarray.Dataset
+        Groups that do not hold draws, such as the fitted Gaussian.
+    attrs : mapping of str to mapping
         Attributes by group.
-    others : mapping of str to xarray.Dataset, optional
-        Groups that are no draws, such as the fitted Gaussian.
-    loaded : collection of str
-        Names of the model's containers that a loader feeds: what they hold is left out.
+    include_transformed : bool
+        Add the unconstrained variables to the posterior, in addition to their own group.
+    coords, dims : mapping or None
+        Additions to the coordinates and dimensions of the model.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
         Groups `posterior`, `unconstrained_posterior`, `log_likelihood`, `sample_stats`, the
-        `others`, `observed_data` and `constant_data`, less those that would be empty.
+        `others`, `observed_data` and `constant_data`, without those that would be empty.
     """
+    model = transform.model
     model_coords, model_dims = coords_and_dims_for_inferencedata(model)
     labels = _Labels(model_coords | dict(coords or {}), model_dims | dict(dims or {}))
     kept = get_default_varnames(values, include_transformed)
     groups = {"posterior": _draws_dataset({name: values[name] for name in kept}, labels)}
-    if layout is not None:
-        unconstrained = {slot.name: values[slot.name] for slot in layout}
-        groups["unconstrained_posterior"] = _draws_dataset(
-            unconstrained, _Labels(labels.coords, {**labels.dims, **_unconstrained_dims(layout)})
-        )
+    slots = transform.layout.slots
+    unconstrained_dims = {slot.name: [axis and axis[0] for axis in slot.axes] for slot in slots}
+    groups["unconstrained_posterior"] = _draws_dataset(
+        {slot.name: values[slot.name] for slot in slots},
+        _Labels(labels.coords, {**labels.dims, **unconstrained_dims}),
+    )
     if log_likelihood:
         groups["log_likelihood"] = _draws_dataset(log_likelihood, labels)
-    if sample_stats:
-        groups["sample_stats"] = _draws_dataset(sample_stats, labels)
-    groups |= others or {}
-    # What a loader feeds holds a few rows that stand for no data.
-    fed = {model[name] for name in loaded}
-    aside = set(loaded) | {
-        variable.name
-        for variable in model.observed_RVs
-        if fed.intersection(ancestors([model.rvs_to_values[variable]]))
-    }
-    for name, data in (
-        ("observed_data", find_observations(model)),
-        ("constant_data", find_constants(model)),
-    ):
-        kept_data = {label: value for label, value in data.items() if label not in aside}
-        if kept_data:
-            groups[name] = _dataset(kept_data, labels, sample_dims=())
-    for name, group in (attrs or {}).items():
+    groups["sample_stats"] = _draws_dataset(sample_stats, labels)
+    groups |= others
+    for name, data in _data_of(model, transform.loaded).items():
+        groups[name] = _dataset(data, labels, sample_dims=())
+    for name, group in attrs.items():
         groups[name].attrs.update(group)
     return collect_groups(groups)
 
 
-def fit_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
-    """Return the Gaussian itself, by the names of the unconstrained components."""
-    dims = ("parameter", "parameter_bis")[: gaussian.covariance.ndim]
-    spread = "covariance" if len(dims) == 2 else "variance"
-    return xarray.Dataset(
-        {"mean": (dims[:1], gaussian.mean), spread: (dims, gaussian.covariance)},
-        coords={dim: list(layout.names) for dim in dims},
-        attrs={"family": gaussian.name},
-    )
-
-
-def trace_dataset(history: Sequence[Info]) -> xarray.Dataset:
-    """Return what happened in each iteration: ELBO, step and sample size, KL, evaluations."""
-    columns = {
-        field.name: ("iteration", np.array([getattr(info, field.name) for info in history]))
-        for field in dataclasses.fields(Info)
+def _data_of(model: pymc.Model, loaded: Collection[str]) -> dict[str, Values]:
+    """Return observed and constant data, without the few rows in containers of a loader."""
+    filled = {model[name] for name in loaded}
+    aside = set(loaded) | {
+        variable.name
+        for variable in model.observed_RVs
+        if filled.intersection(ancestors([model.rvs_to_values[variable]]))
     }
-    return xarray.Dataset(columns).set_coords("iteration")
-
-
-def scalar_attributes(record: Any) -> dict[str, Any]:
-    """Return the words and numbers among the fields of a dataclass, for attributes of a group."""
-    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    # Not a subclass of str, as a status is: netCDF would refuse it.
-    words = {name: str(value) for name, value in values.items() if isinstance(value, str)}
-    return words | {name: value for name, value in values.items() if isinstance(value, Real)}
-
-
-def _unconstrained_dims(layout: Layout) -> dict[str, list[str | None]]:
-    return {slot.name: [axis and axis[0] for axis in slot.axes] for slot in layout}
+    found = {"observed_data": find_observations(model), "constant_data": find_constants(model)}
+    kept = {
+        group: {name: value for name, value in data.items() if name not in aside}
+        for group, data in found.items()
+    }
+    return {group: data for group, data in kept.items() if data}
 
 
 class _Labels(NamedTuple):
@@ -155,10 +113,10 @@ def _draws_dataset(values: Values, labels: _Labels) -> xarray.Dataset:
 
 
 def _dataset(data: Values, labels: _Labels, sample_dims: tuple[str, ...]) -> xarray.Dataset:
-    """Label arrays by ArviZ's conventions.
+    """Name the axes of arrays by ArviZ's conventions.
 
-    ArviZ's own converter makes an indexed array of each variable before merging them, about a
-    millisecond each; this names the axes and leaves the rest to one call.
+    ArviZ's own converter makes an indexed array of each variable and then merges them, which takes
+    about a millisecond a variable. This makes one dataset of all.
     """
     coords: dict[str, Any] = {}
     variables = {}
@@ -168,7 +126,7 @@ def _dataset(data: Values, labels: _Labels, sample_dims: tuple[str, ...]) -> xar
         dims = list(sample_dims)
         for axis, size in enumerate(array.shape[len(sample_dims) :]):
             dim = next(named, None)
-            # A deterministic may carry a dimension of the model and yet be a part of it only.
+            # A deterministic may name a dimension of the model and be shorter than it.
             if dim is None or len(coords.get(dim, labels.coords.get(dim, range(size)))) != size:
                 dim = f"{name}_dim_{axis}"
             dims.append(dim)
@@ -180,7 +138,7 @@ def _dataset(data: Values, labels: _Labels, sample_dims: tuple[str, ...]) -> xar
 
 def _attributes(sample_dims: tuple[str, ...]) -> dict[str, Any]:
     library, version = "pymc_ngvi", __version__
-    # ArviZ 1 looks the sample dimensions up; an empty list could not be written to all formats.
+    # ArviZ 1 reads the sample dimensions here; not all file formats can hold an empty list.
     return ({"sample_dims": list(sample_dims)} if sample_dims else {}) | {
         "created_at": datetime.now(UTC).isoformat(),
         "creation_library": library,
@@ -192,7 +150,7 @@ def _attributes(sample_dims: tuple[str, ...]) -> dict[str, Any]:
 
 
 def to_multitrace(values: Values, transform: DrawTransform) -> MultiTrace:
-    """Put draws into PyMC's own container, of one chain, transformed variables included."""
+    """Put draws into PyMC's own container, as one chain, with the unconstrained variables."""
     n = len(next(iter(values.values())))
     trace = NDArrayTrace(
         model=transform.model,

@@ -1,8 +1,7 @@
-"""NUTS from a fit: where its chains start, and the metric they move in.
+"""NUTS from a fit: where its chains start, and which metric they use.
 
-Most of what NUTS spends on tuning goes into finding the posterior and its covariance. A fit has
-both, so only the step size is left to tune. What NUTS then samples is the posterior itself,
-whatever the fit missed.
+NUTS spends most of its tuning on finding the posterior and its covariance. A fit has both, so only
+the step size is left to tune. NUTS then samples the posterior itself, whatever the fit missed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pytensor
 from pymc.step_methods.hmc.quadpotential import QuadPotentialDiag, QuadPotentialFull
 
 from pymc_ngvi._compat import PYMC_6
-from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 
 SAMPLERS = ("pymc", "nutpie")
@@ -31,7 +30,7 @@ def nuts_keywords(
     tune: int,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the keywords of ``pm.sample`` by which NUTS starts from a fit.
+    """Return keywords for ``pm.sample`` that let NUTS start from a fit.
 
     Parameters
     ----------
@@ -39,29 +38,28 @@ def nuts_keywords(
     gaussian : Gaussian
         The fit, on the unconstrained scale.
     starts : sequence of mapping
-        Values of the free variables for each chain to start from.
+        For each chain the values of the free variables to start from.
     sampler : {"pymc", "nutpie"}
     tune : int
-        Tuning steps.
+        Number of tuning steps.
     **options
-        Of ``pm.NUTS``.
+        Options of ``pm.NUTS``.
     """
-    if sampler not in SAMPLERS:
-        hint = did_you_mean(sampler, SAMPLERS)
-        raise ValueError(f"sampler {sampler!r} is none of {', '.join(map(repr, SAMPLERS))}{hint}")
+    check_choice("sampler", sampler, SAMPLERS)
     keywords = {"chains": len(starts), "tune": tune}
     if sampler == "nutpie":
         if options:
             raise TypeError(
-                f"{', '.join(options)}: options of pm.NUTS; give those of nutpie to pm.sample"
+                f"{', '.join(options)}: these are options of pm.NUTS; give those of nutpie to "
+                "pm.sample"
             )
         if not PYMC_6:
             raise NotImplementedError(
-                "PyMC 5 hands no start to nutpie: use PyMC 6, or PyMC's own sampler"
+                "PyMC 5 does not pass a start to nutpie: use PyMC 6, or PyMC's own sampler"
             )
-        # It takes one start for all chains, and no metric: it adapts its own.
+        # nutpie takes one start for all chains, and adapts its own metric.
         return keywords | {"nuts_sampler": "nutpie", "initvals": dict(starts[0])}
-    # A full matrix for a full Gaussian; what comes from a fit is not adapted away again.
+    # These two potentials, unlike those that adapt, keep the covariance of the fit.
     metric = QuadPotentialDiag if gaussian.factorised else QuadPotentialFull
     potential = metric(np.array(gaussian.covariance, dtype=pytensor.config.floatX))
     step = pymc.NUTS(model=model, potential=potential, **options)

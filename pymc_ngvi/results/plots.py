@@ -1,7 +1,7 @@
-"""Pictures of a fit: how it went, how far it can be trusted, and what it found.
+"""Pictures of a fit: how it went, whether it can be trusted, and what it found.
 
-Each takes an approximation or the draws of one, draws on the axes it is given, and returns them.
-Matplotlib comes with the extra `plots`.
+Each function takes an approximation or draws of one, plots on the axes it is given or on new ones,
+and returns them. Matplotlib comes with the extra `plots`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pymc_ngvi._compat import density_estimate, group_names, is_elpd
 from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.results.approximation import GaussianApproximation
-from pymc_ngvi.results.inferencedata import trace_dataset
+from pymc_ngvi.results.records import history_to_dataset
 from pymc_ngvi.results.verdict import GOOD_KHAT, UNRELIABLE_KHAT
 
-#: Draws made of an approximation for a picture.
+#: Number of draws that are made of an approximation for a picture.
 _DRAWS = 2000
 
-#: Marginals that can be told apart in one picture.
+#: Largest number of marginals in one picture.
 _MOST_MARGINALS = 36
 
-#: Probability inside the contours of a pair.
+#: Probabilities inside the contours of a pair.
 _LEVELS = (0.5, 0.9, 0.99)
 
 _FIT, _REFERENCE = "C0", "0.45"
@@ -43,9 +43,11 @@ def fit_trace(data: Any, *, axes: Any = None) -> Any:
     -------
     array of matplotlib.axes.Axes, (4,)
     """
-    trace = trace_dataset(data.history) if _is_approximation(data) else _group(data, "fit_trace")
+    trace = (
+        history_to_dataset(data.history) if _is_approximation(data) else _group(data, "fit_trace")
+    )
     if not trace.sizes["iteration"]:
-        raise ValueError("the approximation was not fitted: it has no iterations to show")
+        raise ValueError("the approximation was not fitted and has no iterations to show")
     axes = _axes(axes, 4, width=3.2)
     iteration = np.arange(1, trace.sizes["iteration"] + 1)
     for ax, place, label in (
@@ -64,11 +66,11 @@ def fit_trace(data: Any, *, axes: Any = None) -> Any:
 
 
 def khat(data: Any, *, ax: Any = None) -> Any:
-    """Show how far importance weights carry.
+    """Show the importance weights of a fit, or the Pareto k of each observation.
 
-    Of a fit, the weight of each draw by rank, as a multiple of an equal share: a flat line at 1
-    is a perfect fit, a steep end one where few draws decide. Of the result of
-    :func:`pymc_ngvi.loo`, the Pareto k of each observation.
+    For a fit, the picture shows the weights of the draws in decreasing order, times the number of
+    draws. A flat line at 1 is a perfect fit; a steep beginning means that a few draws have most of
+    the weight. For a result of :func:`pymc_ngvi.loo`, it shows the Pareto k of each observation.
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ def khat(data: Any, *, ax: Any = None) -> Any:
     weights = np.sort(np.exp(stats["log_weight"].values.ravel()))[::-1]
     ax.plot(np.arange(1, weights.size + 1), weights * weights.size, color=_FIT)
     ax.axhline(1, color=_REFERENCE, lw=1, ls="--")
-    # Draws that hardly count are of no interest, and the axis should not be about them.
+    # Draws with hardly any weight should not determine the range of the axis.
     ax.set(
         xscale="log",
         yscale="log",
@@ -104,17 +106,17 @@ def khat(data: Any, *, ax: Any = None) -> Any:
 def marginals(
     data: Any, *, reference: Any = None, var_names: Sequence[str] | None = None, axes: Any = None
 ) -> Any:
-    """Show the marginal density of each component, beside draws of a sampler.
+    """Show the marginal density of each component, and that of draws of a sampler.
 
     Parameters
     ----------
     data : approximation, InferenceData or DataTree
     reference : InferenceData or DataTree, optional
-        Draws of the same model by ``pm.sample``, say.
+        Draws of the same model by a sampler such as ``pm.sample``.
     var_names : sequence of str, optional
         Variables to show; all by default.
     axes : array of matplotlib.axes.Axes, optional
-        As many as there are components.
+        One for each component.
 
     Returns
     -------
@@ -141,18 +143,18 @@ def marginals(
 
 
 def pair(data: Any, names: tuple[str, str], *, reference: Any = None, ax: Any = None) -> Any:
-    """Show two unconstrained components: draws, and contours of the Gaussian.
+    """Show draws of two unconstrained components, and contours of the Gaussian.
 
-    The contours hold 50, 90 and 99 percent of the Gaussian.
+    The contours contain 50, 90 and 99 percent of the Gaussian.
 
     Parameters
     ----------
     data : approximation, InferenceData or DataTree
     names : pair of str
-        Components as the group `fit` names them, such as ``"tau_log__"`` or ``"beta[0]"``.
+        Names of the components in the group `fit`, such as ``"tau_log__"`` or ``"beta[0]"``.
     reference : InferenceData or DataTree, optional
-        Draws of a sampler, shown in place of the fit's own. For transformed variables they must
-        hold these too: ``pm.sample(idata_kwargs={"include_transformed": True})``.
+        Draws of a sampler, shown in place of those of the fit. They must include the unconstrained
+        variables: ``pm.sample(idata_kwargs={"include_transformed": True})``.
     ax : matplotlib.axes.Axes, optional
 
     Returns
@@ -196,7 +198,7 @@ def _pareto_k(elpd: Any, ax: Any) -> Any:
 
 
 def _cut_off_the_climb(ax: Any, elbo: Array) -> None:
-    """Leave iterations below the axis that would flatten all others: the first, as a rule."""
+    """Limit the axis where a few low iterations, usually the first, would flatten all others."""
     finite = elbo[np.isfinite(elbo)]
     highest, middle = finite.max(), np.median(finite)
     lowest = highest - 5 * (highest - middle)
@@ -218,14 +220,14 @@ def _density(ax: Any, values: Array, *, color: str, label: str, fill: bool = Fal
 
 
 def _ellipses(covariance: Array) -> list[Array]:
-    """Contours (2, k) around zero that hold the probabilities of `_LEVELS`."""
+    """Return contours (2, k) around zero that contain the probabilities `_LEVELS`."""
     angle = np.linspace(0, 2 * np.pi, 200)
     circle = np.linalg.cholesky(covariance) @ np.array([np.cos(angle), np.sin(angle)])
     return [np.sqrt(-2 * np.log1p(-level)) * circle for level in _LEVELS]
 
 
 def _components(group: xarray.Dataset, names: Sequence[str]) -> dict[str, Array]:
-    """Draws (n,) of each scalar component of some variables, labelled with its coordinates."""
+    """Return draws (n,) of each scalar component of some variables, by label."""
     found = {}
     for name in names:
         if name not in group:
@@ -244,7 +246,7 @@ def _components(group: xarray.Dataset, names: Sequence[str]) -> dict[str, Array]
 
 
 def _component(data: Any, name: str, labels: Sequence[str]) -> Array:
-    """Draws (n,) of one unconstrained component."""
+    """Return draws (n,) of one unconstrained component."""
     variable = name.split("[")[0]
     offset = [label for label in labels if label.split("[")[0] == variable].index(name)
     for group in ("unconstrained_posterior", "posterior"):
@@ -252,7 +254,7 @@ def _component(data: Any, name: str, labels: Sequence[str]) -> Array:
             values = data[group][variable].values
             return np.asarray(values.reshape(values.shape[0] * values.shape[1], -1)[:, offset])
     raise ValueError(
-        f"the reference has no draws of {variable}, on the unconstrained scale: sample them with "
+        f"the reference has no draws of {variable} on the unconstrained scale: sample them with "
         'idata_kwargs={"include_transformed": True}'
     )
 

@@ -1,97 +1,37 @@
-"""Fits in files: netCDF and nothing else, so that a file is data and never code.
+"""Fits in files: netCDF and nothing else, so that a file holds data and never code.
 
 A fit is written in the classic netCDF format, which SciPy reads and writes, with a checksum of its
-contents. Reading executes nothing from the file, and what is not exactly such a file is refused.
+contents. Reading executes nothing from the file, and any file that is not a saved fit is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import xarray
-from numpy.typing import NDArray
 
 from pymc_ngvi._version import __version__
-from pymc_ngvi.core.algorithm import Info, Status
-from pymc_ngvi.core.families import FullGaussian, Gaussian, get_family
-from pymc_ngvi.engine.search import Attempt
+from pymc_ngvi.core.families import all_families
 from pymc_ngvi.errors import FileFormatError
-from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.results.report import Report
+from pymc_ngvi.results.records import SavedFit
 
 _FORMAT = "pymc_ngvi approximation"
 _FORMAT_VERSION = 1
 
-#: Fields of a family that are enough to build the same member again, to the last bit.
-_ARRAYS = {"fullrank": "factor", "meanfield": "precision", "centred_meanfield": "precision"}
-
-
-@dataclass(frozen=True)
-class SavedFit:
-    """What a file keeps of a fit.
-
-    Attributes
-    ----------
-    gaussian : Gaussian
-    names : list of str
-        Of the unconstrained components.
-    shapes : dict of str to tuple
-        Of the unconstrained variables, in order.
-    losses : array
-        Negative ELBO of each iteration, if they were kept.
-    history : list of Info
-    report : Report or None
-    seed : int, list or None
-    loaded : tuple of str
-        Names of the containers that were fed by a loader.
-    """
-
-    gaussian: Gaussian
-    names: list[str]
-    shapes: dict[str, tuple[int, ...]]
-    losses: NDArray[np.float64]
-    history: list[Info]
-    report: Report | None
-    seed: Any
-    loaded: tuple[str, ...] = ()
-
-    def check_layout(self, layout: Layout) -> None:
-        """Raise where a model is not the one that was fitted, saying in what."""
-        present = {slot.name: tuple(slot.shape) for slot in layout}
-        problems = [f"it lacks {name}" for name in self.shapes if name not in present]
-        problems += [f"it has {name}" for name in present if name not in self.shapes]
-        problems += [
-            f"its {name} has shape {present[name]}, that of the fit {shape}"
-            for name, shape in self.shapes.items()
-            if name in present and present[name] != shape
-        ]
-        if not problems and list(present) != list(self.shapes):
-            problems = [f"its variables come in the order {', '.join(present)}"]
-        if not problems:
-            pairs = zip(layout.names, self.names, strict=True)
-            problems = [f"its {here} was {there}" for here, there in pairs if here != there]
-        if problems:
-            more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise ValueError(
-                "the fit in the file is of another model than this one: "
-                f"{'; '.join(problems[:5])}{more}"
-            )
-
 
 def write(path: str | os.PathLike[str], fit: SavedFit) -> None:
-    """Write a fit, all of it or nothing: an existing file is replaced at the very end."""
+    """Write a fit. An existing file is replaced only when the new one is complete."""
     path = Path(path)
-    content = memoryview(_to_dataset(fit).to_netcdf(engine="scipy"))
+    dataset = fit.to_dataset().assign_attrs(
+        format=_FORMAT, format_version=_FORMAT_VERSION, library_version=__version__
+    )
+    dataset = dataset.assign_attrs(checksum=_checksum(dataset))
+    content = memoryview(dataset.to_netcdf(engine="scipy"))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -111,7 +51,8 @@ def read(path: str | os.PathLike[str]) -> SavedFit:
     Raises
     ------
     FileFormatError
-        The file is something else, is damaged, or was written by a later version.
+        The file is something else, is damaged, was written by a later version, or holds a member of
+        a family that is not defined.
     """
     content = Path(path).read_bytes()
     try:
@@ -119,123 +60,46 @@ def read(path: str | os.PathLike[str]) -> SavedFit:
             io.BytesIO(content), engine="scipy", decode_times=False, mask_and_scale=False
         ) as opened:
             dataset = opened.load()
-    # A damaged file makes the reader stumble in any way.
+    # A damaged file may make the reader fail with any error.
     except Exception as error:
         raise FileFormatError(
-            f"{path} is no approximation saved by pymc_ngvi, or is cut short: it cannot be read as "
-            f"netCDF ({type(error).__name__})"
+            f"{path} is not an approximation saved by pymc_ngvi, or is cut short: it cannot be "
+            f"read as netCDF ({type(error).__name__})"
         ) from error
-    if dataset.attrs.get("format") != _FORMAT:
-        raise FileFormatError(
-            f"{path} is netCDF but no approximation saved by pymc_ngvi. Draws, as sample returns "
-            "them, are read by az.from_netcdf"
-        )
-    if dataset.attrs.get("format_version") != _FORMAT_VERSION:
-        raise FileFormatError(
-            f"{path} was written by pymc_ngvi {dataset.attrs.get('library_version')} in a format "
-            f"that {__version__} does not know: read it with that version"
-        )
+    _check_format(path, dataset)
     try:
-        if dataset.attrs["checksum"] != _checksum(dataset):
-            raise ValueError("the checksum of its contents is not the one it was written with")
-        return _from_dataset(dataset)
+        return SavedFit.from_dataset(dataset)
     except Exception as error:
-        raise FileFormatError(f"{path} is damaged: {error}") from error
+        raise FileFormatError(
+            f"{path} does not hold a fit that can be read: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _to_dataset(fit: SavedFit) -> xarray.Dataset:
-    gaussian = fit.gaussian
-    if gaussian.name not in _ARRAYS:
-        raise TypeError(f"a {type(gaussian).__name__} cannot be saved yet")
-    array = np.asarray(getattr(gaussian, _ARRAYS[gaussian.name]))
-    dims = ("parameter", "parameter_bis")[: array.ndim]
-    variables: dict[str, Any] = {
-        "mean": ("parameter", gaussian.mean),
-        _ARRAYS[gaussian.name]: (dims, array),
-        "name": ("parameter", np.array(fit.names)),
-    }
-    # An empty dimension has another meaning in netCDF.
-    if fit.losses.size:
-        variables["losses"] = ("loss", fit.losses)
-    if fit.history:
-        variables |= {
-            f"history_{field.name}": ("step", _column(fit.history, field.name))
-            for field in dataclasses.fields(Info)
-        }
-    dataset = xarray.Dataset(
-        variables,
-        attrs={
-            "format": _FORMAT,
-            "format_version": _FORMAT_VERSION,
-            "library_version": __version__,
-            "family": gaussian.name,
-            "shapes": json.dumps(fit.shapes),
-            "report": _report_as_json(fit.report),
-            "seed": json.dumps(fit.seed),
-            "loaded": json.dumps(fit.loaded),
-        },
-    )
-    return dataset.assign_attrs(checksum=_checksum(dataset))
-
-
-def _from_dataset(dataset: xarray.Dataset) -> SavedFit:
+def _check_format(path: str | os.PathLike[str], dataset: xarray.Dataset) -> None:
     attrs = dataset.attrs
-    losses = dataset["losses"].values.astype(float) if "losses" in dataset else np.empty(0)
-    return SavedFit(
-        gaussian=_gaussian(dataset),
-        names=[str(name) for name in dataset["name"].values],
-        shapes={name: tuple(shape) for name, shape in json.loads(attrs["shapes"]).items()},
-        losses=losses,
-        history=_history(dataset),
-        report=_report(json.loads(attrs["report"])),
-        seed=json.loads(attrs["seed"]),
-        loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
-    )
-
-
-def _gaussian(dataset: xarray.Dataset) -> Gaussian:
-    family = get_family(dataset.attrs["family"])
-    mean = np.array(dataset["mean"].values, dtype=np.float64)
-    array = np.array(dataset[_ARRAYS[family.name]].values, dtype=np.float64)
-    if family is FullGaussian:
-        if not (np.isfinite([*array, mean]).all() and (array.diagonal() > 0).all()):
-            raise ValueError("its factor of the precision is none")
-        return FullGaussian(mean, array @ array.T, array)
-    return family.from_mean_precision(mean, array)
-
-
-def _column(history: Sequence[Info], name: str) -> NDArray[np.float64]:
-    return np.array([getattr(info, name) for info in history], dtype=np.float64)
-
-
-def _history(dataset: xarray.Dataset) -> list[Info]:
-    # The types of the fields, by their names: annotations are not evaluated.
-    kinds = {"int": int, "float": float, "bool": bool}
-    columns = {
-        field.name: [kinds[str(field.type)](value) for value in dataset[f"history_{field.name}"]]
-        for field in dataclasses.fields(Info)
-        if f"history_{field.name}" in dataset
-    }
-    if not columns:
-        return []
-    rows = zip(*columns.values(), strict=True)
-    return [Info(**dict(zip(columns, row, strict=True))) for row in rows]
-
-
-def _report_as_json(report: Report | None) -> str:
-    values = None if report is None else dataclasses.asdict(report)
-    return json.dumps(values, default=lambda number: number.item())  # those of NumPy
-
-
-def _report(values: Mapping[str, Any] | None) -> Report | None:
-    if values is None:
-        return None
-    starts = tuple(Attempt(**attempt) for attempt in values["starts"])
-    return Report(**{**values, "status": Status(values["status"]), "starts": starts})
+    if attrs.get("format") != _FORMAT:
+        raise FileFormatError(
+            f"{path} is netCDF but not an approximation saved by pymc_ngvi. Draws, as sample "
+            "returns them, are read by az.from_netcdf"
+        )
+    if attrs.get("format_version") != _FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} was written by pymc_ngvi {attrs.get('library_version')} in a format that "
+            f"{__version__} does not know: read it with that version"
+        )
+    if attrs.get("checksum") != _checksum(dataset):
+        raise FileFormatError(
+            f"{path} is damaged: the checksum of its contents is not the one it was written with"
+        )
+    if attrs.get("family") not in all_families():
+        raise FileFormatError(
+            f"{path} holds a member of the family {attrs.get('family')!r}, which is not defined: "
+            "define or import the class with this name first"
+        )
 
 
 def _checksum(dataset: xarray.Dataset) -> str:
-    """Digest of every array and attribute, however a file format keeps them."""
+    """Digest of all arrays and attributes, the same for every byte order of the file."""
     digest = hashlib.sha256()
     for name, variable in sorted(dataset.variables.items()):
         digest.update(f"{name}{variable.shape}".encode())

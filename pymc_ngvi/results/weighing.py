@@ -1,4 +1,4 @@
-"""Draws of an approximation beside the posterior: their densities and importance weights."""
+"""Importance weights of draws from an approximation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import UnreliableFit, first_line, warn
@@ -17,15 +17,15 @@ from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.verdict import Verdict
 
-IMPORTANCE = ("psis", "resample")
+IMPORTANCE = (None, "psis", "resample")
 
-#: Draws made for each one that is chosen by resampling.
+#: Number of draws made for each one that resampling chooses.
 POOL = 10
 
 
 @dataclass(frozen=True)
 class WeighedDraws:
-    """Draws of a Gaussian and what is known of each.
+    """Draws of a Gaussian, with their densities and weights.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class WeighedDraws:
     log_q : array, (n,)
         Log density of the Gaussian.
     log_p : array, (n,), or None
-        Log density of the model, where it can be had.
+        Log density of the model, where it is available.
     importance : Importance or None
-        Weights of the draws, or of those among which they were chosen.
+        Weights of the draws; after resampling, of all draws among which these were chosen.
     resampled : bool
-        Whether they were chosen by their weights, and so carry none any more.
+        Whether the draws were chosen by their weights, and so have equal weights now.
     problem : str
-        Why there is no log density of the model.
+        Why the log density of the model is not available.
     """
 
     draws: Array
@@ -61,7 +61,7 @@ class WeighedDraws:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What `sample_stats` says of all draws together."""
+        """Attributes of the group `sample_stats`, about all draws together."""
         if self.importance is None:
             return {"lp_missing": self.problem}
         return {
@@ -72,26 +72,22 @@ class WeighedDraws:
         }
 
     def warn_if_unreliable(self) -> None:
-        """Warn where weights cannot make up for what the Gaussian misses."""
+        """Warn where weights cannot correct for what the Gaussian misses."""
         if self.importance is None:
             return
         n = self.importance.log_weights.size
         verdict = Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
         if verdict.unreliable:
             warn(
-                f"importance weights cannot mend this fit (k-hat {verdict}): reparametrise the "
+                f"importance weights cannot correct this fit (k-hat {verdict}): reparametrise the "
                 "model, or use pm.sample",
                 UnreliableFit,
             )
 
 
 def check_importance(importance: str | None, *, replace: bool = False) -> None:
-    """Raise where `importance` is none of the known ways, or `replace` has no meaning."""
-    if importance is not None and importance not in IMPORTANCE:
-        raise ValueError(
-            f"importance {importance!r} is none of None, {', '.join(map(repr, IMPORTANCE))}"
-            f"{did_you_mean(importance, IMPORTANCE)}"
-        )
+    """Raise where `importance` is not one of the choices, or `replace` has no meaning."""
+    check_choice("importance", importance, IMPORTANCE)
     if replace and importance != "resample":
         raise ValueError('replace=True belongs to importance="resample"')
 
@@ -103,27 +99,28 @@ def weigh(
     *,
     required: bool = False,
 ) -> WeighedDraws:
-    """Evaluate the densities at draws (n, d) and weigh them.
+    """Evaluate both densities at draws (n, d) and compute their importance weights.
 
     Parameters
     ----------
     gaussian : Gaussian
-        What was drawn from.
+        The Gaussian that the draws are from.
     draws : array, (n, d)
     transform : DrawTransform
-        Of the model.
+        The transform of the model, which evaluates its density.
     required : bool
-        Raise where the model's density cannot be had. Otherwise the draws go without: those of a
-        model of minibatches, where each takes a pass over the data, and of one whose data no
-        longer fit together because predictors were replaced for a prediction.
+        Raise where the density of the model is not available. Otherwise draws have no weights in
+        two cases: the model reads batches, so that densities take a pass over the data; or the
+        density fails, for example because predictors were replaced for a prediction and no longer
+        have as many rows as the observations.
     """
     log_q = gaussian.log_density(draws)
     if transform.reads_batches and not required:
-        problem = "it takes all the data: ask for it by importance= or log_likelihood="
+        problem = "it takes a pass over the data: ask for it by importance= or log_likelihood="
         return WeighedDraws(draws, log_q, problem=problem)
     try:
         log_p = transform.log_density(draws)
-    # Data of two lengths may fail in any operation, and in any way.
+    # Data of different lengths may fail in any operation, with any error.
     except Exception as error:
         if required:
             raise
@@ -134,7 +131,7 @@ def weigh(
 def resample(
     pool: WeighedDraws, n: int, rng: np.random.Generator, *, replace: bool = False
 ) -> WeighedDraws:
-    """Choose n draws of a weighed pool by their weights."""
+    """Choose n of the draws in `pool` by their weights."""
     assert pool.log_p is not None
     assert pool.importance is not None
     chosen = pool.importance.resample(n, rng, replace=replace)

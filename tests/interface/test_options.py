@@ -13,7 +13,7 @@ from pytensor.graph.op import Op
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.errors import DomainError
-from pymc_ngvi.model.compilation import HessianFallbackWarning, HessianUnavailableError
+from pymc_ngvi.model.hessian import HessianFallbackWarning, HessianUnavailableError
 from tests.conftest import fit
 
 # Fits of a few iterations are far from the posterior.

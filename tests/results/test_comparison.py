@@ -184,7 +184,7 @@ def test_what_cannot_be_compared_is_refused():
     shorter = create_approximation(
         gaussian_regression(y=Y[:50], x=X[:50]), exact_posterior(X[:50], Y[:50])
     )
-    with pytest.raises(ValueError, match="60 observations, b one of 50"):
+    with pytest.raises(ValueError, match="a has 60 observations and b has 50"):
         ngvi.compare({"a": approximation(), "b": shorter}, random_seed=1)
     scaled = create_approximation(gaussian_regression(y=2 * Y), exact_posterior(X, 2 * Y))
     with pytest.raises(ValueError, match="a and b were fitted to different observations"):
@@ -195,7 +195,7 @@ def test_draws_without_a_density_are_refused():
     idata = approximation().sample(50, random_seed=1, log_likelihood=True)
     stats = idata["sample_stats"]
     del stats["lp"]
-    with pytest.raises(TypeError, match="without the model's log density"):
+    with pytest.raises(TypeError, match="no log density of the model"):
         ngvi.loo(idata)
 
 

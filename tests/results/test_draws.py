@@ -1,5 +1,6 @@
 """Variables and log densities at many draws are what PyMC computes at each."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -29,10 +30,16 @@ def near_the_start(model, n=4):
     return approx, gaussian.sample(n, np.random.default_rng(1))
 
 
+@functools.cache
+def case(name):
+    """A model with an approximation and draws of it, for the tests that leave the model alone."""
+    model = MODELS[name]()
+    return model, *near_the_start(model)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_log_density_is_that_of_the_model(name):
-    model = MODELS[name]()
-    approx, flat = near_the_start(model)
+    model, approx, flat = case(name)
     transform = approx._transform_for(model)
     density = transform.log_density(flat)
     logp = model.compile_logp(mode=interpreted_mode())
@@ -42,8 +49,7 @@ def test_log_density_is_that_of_the_model(name):
 
 @pytest.mark.parametrize("name", OBSERVED)
 def test_log_likelihood_is_that_of_pymc(name):
-    model = MODELS[name]()
-    approx, _ = near_the_start(model)
+    model, approx, _ = case(name)
     idata = approx.sample(4, random_seed=1, log_likelihood=True)
     ours = idata["log_likelihood"]
     with warnings.catch_warnings():
@@ -77,7 +83,7 @@ def test_named_axes_keep_the_order_of_the_variable():
     np.testing.assert_allclose(likelihood, expected)
 
 
-def test_densities_in_blocks_are_the_same(monkeypatch):
+def test_densities_in_chunks_are_the_same(monkeypatch):
     model = MODELS["linear_regression"]()
     approx, flat = near_the_start(model, 50)
     transform = approx._transform_for(model)

@@ -90,5 +90,5 @@ def test_draws_are_chosen_as_often_as_they_weigh(replace):
 def test_without_replacement_there_must_be_enough_draws():
     importance = Importance(np.array([np.log(0.5), np.log(0.5), -np.inf]), khat=0.0)
     assert list(importance.resample(2, np.random.default_rng(0))) == [0, 1]
-    with pytest.raises(ValueError, match="only 2 of 3 have any weight"):
+    with pytest.raises(ValueError, match="only 2 of 3 have a weight above 0"):
         importance.resample(3, np.random.default_rng(0))

@@ -19,25 +19,6 @@ mpl.use("agg")
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
 
 
-@pytest.fixture(scope="module")
-def schools():
-    model = MODELS["coords_and_dims"]()
-    with model:
-        return pm.fit(
-            20,
-            method="ngvi",
-            n_samples=10,
-            random_seed=3,
-            backend="interpreted",
-            progressbar=False,
-        )
-
-
-@pytest.fixture(scope="module")
-def idata(schools):
-    return schools.sample(200, random_seed=5, log_likelihood=True)
-
-
 def groups(data) -> dict[str, xarray.Dataset]:
     if PYMC_6:
         return {name: node.to_dataset() for name, node in data.children.items()}
@@ -54,6 +35,7 @@ def test_groups(idata):
         "fit_trace",
         "observed_data",
     }
+    assert idata["sample_stats"]["lp"].dims == ("chain", "draw")
     for name in ("posterior", "unconstrained_posterior", "log_likelihood", "sample_stats"):
         assert dict(idata[name].sizes)["draw"] == 200, name
         assert idata[name].attrs["inference_library"] == "pymc_ngvi", name

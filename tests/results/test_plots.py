@@ -24,37 +24,19 @@ def _closed():
     plt.close("all")
 
 
-@pytest.fixture(scope="module")
-def approx():
-    with MODELS["coords_and_dims"]():
-        return pm.fit(
-            12,
-            method="ngvi",
-            n_samples=10,
-            random_seed=3,
-            backend="interpreted",
-            progressbar=False,
-        )
-
-
-@pytest.fixture(scope="module")
-def idata(approx):
-    return approx.sample(300, random_seed=1)
-
-
 def line(ax, which=0) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.asarray(values) for values in ax.lines[which].get_data())
 
 
-def test_the_trace_shows_elbo_steps_and_draws(approx, idata):
-    for data in (approx, idata):
+def test_the_trace_shows_elbo_steps_and_draws(schools, idata):
+    for data in (schools, idata):
         axes = ngvi.plots.fit_trace(data)
         assert [ax.get_xlabel() for ax in axes] == ["iteration", "evaluations", *["iteration"] * 2]
         x, y = line(axes[0])
-        np.testing.assert_array_equal(x, np.arange(1, 13))
-        np.testing.assert_array_equal(y, -approx.hist)
+        np.testing.assert_array_equal(x, np.arange(1, 21))
+        np.testing.assert_array_equal(y, -schools.hist)
         evaluations, _ = line(axes[1])
-        assert evaluations[-1] == approx.report.evaluations
+        assert evaluations[-1] == schools.report.evaluations
 
 
 def test_a_long_climb_is_cut_off():
@@ -69,13 +51,13 @@ def test_a_long_climb_is_cut_off():
     plt.close(figure)
 
 
-def test_weights_by_rank(approx, idata):
+def test_weights_by_rank(schools, idata):
     ax = ngvi.plots.khat(idata)
     _, shares = line(ax)
-    assert shares.sum() == pytest.approx(300)
+    assert shares.sum() == pytest.approx(200)
     assert (np.diff(shares) <= 0).all()
     assert f"k-hat {idata['sample_stats'].attrs['khat']:.2f}" in ax.get_title()
-    assert ngvi.plots.khat(approx, ax=ax) is ax
+    assert ngvi.plots.khat(schools, ax=ax) is ax
 
 
 def test_pareto_k_of_each_observation():
@@ -89,7 +71,7 @@ def test_pareto_k_of_each_observation():
     assert "of 30 above" in ax.get_title()
 
 
-def test_marginals_beside_a_reference(approx, idata):
+def test_marginals_beside_a_reference(schools, idata):
     axes = ngvi.plots.marginals(idata, reference=idata)
     assert [ax.get_title() for ax in axes[:4]] == [
         "beta[Eton]",
@@ -99,13 +81,13 @@ def test_marginals_beside_a_reference(approx, idata):
     ]
     grid, density = line(axes[0])
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=0.02)
-    chosen = ngvi.plots.marginals(approx, var_names=["beta"])
+    chosen = ngvi.plots.marginals(schools, var_names=["beta"])
     assert len(chosen) == 3
     with pytest.raises(ValueError, match="did you mean 'beta'"):
         ngvi.plots.marginals(idata, var_names=["betta"])
 
 
-def test_a_pair_with_its_contours(approx, idata):
+def test_a_pair_with_its_contours(schools, idata):
     names = ("beta[school=Eton]", "scale_log__[school=Eton, term=1]")
     ax = ngvi.plots.pair(idata, names, reference=idata)
     assert (ax.get_xlabel(), ax.get_ylabel()) == names
@@ -114,9 +96,9 @@ def test_a_pair_with_its_contours(approx, idata):
     np.testing.assert_allclose(np.exp(y), idata["posterior"]["scale"].values[0, :, 0, 0])
     # Every point of a contour is as far from the mean, in the metric of the Gaussian.
     where = [0, 3]
-    covariance = approx.gaussian.covariance[np.ix_(where, where)]
+    covariance = schools.gaussian.covariance[np.ix_(where, where)]
     for level, which in ((0.5, 1), (0.99, 3)):
-        contour = np.array(line(ax, which)).T - approx.gaussian.mean[where]
+        contour = np.array(line(ax, which)).T - schools.gaussian.mean[where]
         distance = np.einsum("ni,ij,nj->n", contour, np.linalg.inv(covariance), contour)
         np.testing.assert_allclose(distance, -2 * np.log(1 - level))
 
@@ -130,17 +112,17 @@ def test_a_pair_of_independent_components():
         ngvi.plots.pair(approx, ("slopes[0]", "sigma"))
 
 
-def test_what_cannot_be_shown_is_said(approx, idata):
-    del (other := approx.sample(30, random_seed=1))["unconstrained_posterior"]
+def test_what_cannot_be_shown_is_said(schools, idata):
+    del (other := schools.sample(30, random_seed=1))["unconstrained_posterior"]
     with pytest.raises(ValueError, match="include_transformed"):
         ngvi.plots.pair(
             idata, ("beta[school=Eton]", "scale_log__[school=Eton, term=1]"), reference=other
         )
     with pytest.raises(ValueError, match="takes 4 axes, got 1"):
-        ngvi.plots.fit_trace(approx, axes=plt.subplots()[1])
+        ngvi.plots.fit_trace(schools, axes=plt.subplots()[1])
     with pytest.raises(ValueError, match="no group 'fit_trace'"):
         ngvi.plots.fit_trace([1, 2])
-    unfitted = create_approximation(approx.model, approx.gaussian)
+    unfitted = create_approximation(schools.model, schools.gaussian)
     with pytest.raises(ValueError, match="not fitted"):
         ngvi.plots.fit_trace(unfitted)
     with pm.Model() as many:
@@ -150,7 +132,7 @@ def test_what_cannot_be_shown_is_said(approx, idata):
         ngvi.plots.marginals(create_approximation(many, wide))
 
 
-def test_without_matplotlib(approx, monkeypatch):
+def test_without_matplotlib(schools, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pymc-ngvi\[plots\]"):
-        ngvi.plots.fit_trace(approx)
+        ngvi.plots.fit_trace(schools)

@@ -6,12 +6,14 @@ import pickle
 import numpy as np
 import pymc as pm
 import pytest
+import scipy.sparse
 import xarray
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.approximation import create_approximation
+from tests.conftest import fit
 from tests.models import MODELS
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
@@ -20,16 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
 @pytest.fixture(scope="module", params=["fullrank", "meanfield"])
 def fitted(request):
     model = MODELS["linear_regression"]()
-    with model:
-        return pm.fit(
-            8,
-            method="ngvi",
-            family=request.param,
-            n_samples=10,
-            random_seed=4,
-            backend="interpreted",
-            progressbar=False,
-        )
+    return fit(model, n=8, family=request.param, n_samples=10, random_seed=4)
 
 
 @pytest.fixture
@@ -67,17 +60,8 @@ def test_a_loaded_fit_can_be_saved_and_can_start_another(fitted, saved, tmp_path
     loaded = ngvi.load(saved, model=fitted.model)
     loaded.save(tmp_path / "again.nc")
     assert (tmp_path / "again.nc").read_bytes() == saved.read_bytes()
-    with fitted.model:
-        again = pm.fit(
-            1,
-            method="ngvi",
-            family=fitted.gaussian.name,
-            step_size=0.1,
-            start=loaded,
-            backend="interpreted",
-            progressbar=False,
-            random_seed=1,
-        )
+    family = fitted.gaussian.name
+    again = fit(fitted.model, n=1, family=family, step_size=0.1, n_samples=4, start=loaded)
     assert loaded.gaussian.kl(again.gaussian) < 1
 
 
@@ -102,17 +86,78 @@ def test_files_are_plain_netcdf(saved):
         assert list(dataset["name"].values[:2]) == ["intercept", "slopes[0]"]
 
 
+# A family of the user's own.
+
+
+class Plain(DiagonalGaussian):
+    """Saved by mean and precision, as the base class has it."""
+
+    name = "plain"
+
+
+class OneVariance(DiagonalGaussian):
+    """Saved by arrays of its own, one of them a number and one of another shape than the mean."""
+
+    name = "OneVariance"
+
+    def arrays(self):
+        return {"middle": self.mean, "p": self.precision[0], "checks": np.arange(6).reshape(2, 3)}
+
+    @classmethod
+    def from_arrays(cls, arrays):
+        assert arrays["checks"].shape == (2, 3)
+        middle = arrays["middle"]
+        return cls.from_mean_precision(middle, np.full(middle.size, arrays["p"]))
+
+
+def own_approximation(family):
+    mean = np.random.default_rng(0).normal(size=5)
+    gaussian = family.from_mean_covariance(mean, np.full(5, 0.3))
+    return create_approximation(MODELS["linear_regression"](), gaussian)
+
+
+@pytest.mark.parametrize("family", [Plain, OneVariance])
+def test_a_family_of_ones_own_is_saved_and_loaded(family, tmp_path):
+    approx = own_approximation(family)
+    approx.save(tmp_path / "own.nc")
+    loaded = ngvi.load(tmp_path / "own.nc", model=approx.model)
+    assert type(loaded.gaussian) is family
+    np.testing.assert_array_equal(loaded.gaussian.mean, approx.gaussian.mean)
+    np.testing.assert_array_equal(loaded.gaussian.precision, approx.gaussian.precision)
+
+
+def test_a_family_that_is_not_defined_is_named(tmp_path, monkeypatch):
+    approx = own_approximation(Plain)
+    approx.save(tmp_path / "own.nc")
+    monkeypatch.setattr(Plain, "name", "renamed")
+    with pytest.raises(ngvi.FileFormatError, match="family 'plain', which is not defined: define"):
+        ngvi.load(tmp_path / "own.nc", model=approx.model)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [{"precision": scipy.sparse.eye_array(5)}, {"losses": np.ones(5)}],
+    ids=["not an array", "a name that is taken"],
+)
+def test_what_cannot_be_saved_is_refused_by_the_name_of_its_family(arrays, tmp_path, monkeypatch):
+    monkeypatch.setattr(Plain, "arrays", lambda self: {"mean": self.mean, **arrays})
+    message = f"family 'plain' cannot be saved by its array {next(iter(arrays))!r}"
+    with pytest.raises(TypeError, match=message):
+        own_approximation(Plain).save(tmp_path / "own.nc")
+    assert not any(tmp_path.iterdir())
+
+
 # Another model.
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lacking": True}, "it lacks sigma_log__"),
-        ({"extra": True}, "it has extra"),
-        ({"shape": 4}, r"its slopes has shape \(4,\), that of the fit \(3,\)"),
-        ({"order": True}, "order sigma_log__, slopes, intercept"),
-        ({"labels": True}, r"its slopes\[x=a\] was slopes\[0\]"),
+        ({"lacking": True}, "the model lacks sigma_log__"),
+        ({"extra": True}, "the model adds extra"),
+        ({"shape": 4}, r"slopes has shape \(4,\) in the model and \(3,\) in the fit"),
+        ({"order": True}, "order of the variables is sigma_log__, slopes, intercept in the model"),
+        ({"labels": True}, r"the model has slopes\[x=a\] where the fit has slopes\[0\]"),
     ],
 )
 def test_a_model_that_does_not_match_is_told_how(saved, change, message):
@@ -165,7 +210,7 @@ def test_every_kind_of_damage_is_noticed(fitted, saved):
 def test_foreign_files_are_refused(fitted, tmp_path):
     path = tmp_path / "other.nc"
     xarray.Dataset({"x": ("i", [1.0, 2.0])}).to_netcdf(path, engine="scipy")
-    with pytest.raises(ngvi.FileFormatError, match=r"no approximation.*az\.from_netcdf"):
+    with pytest.raises(ngvi.FileFormatError, match=r"not an approximation.*az\.from_netcdf"):
         ngvi.load(path, model=fitted.model)
     fitted.sample(5).to_netcdf(str(tmp_path / "draws.nc"))
     with pytest.raises(ngvi.FileFormatError, match="cannot be read"):
@@ -207,14 +252,7 @@ def test_an_interrupted_save_leaves_the_old_file(fitted, saved, monkeypatch, fai
 
 def test_the_starts_of_a_fit_are_kept(tmp_path):
     model = MODELS["conjugate_normal"]()
-    with model:
-        approx = pm.fit(
-            method="ngvi",
-            start=[{"mu": 0.0}, {"mu": 3.0}],
-            random_seed=1,
-            backend="interpreted",
-            progressbar=False,
-        )
+    approx = fit(model, start=[{"mu": 0.0}, {"mu": 3.0}])
     approx.save(tmp_path / "fit.nc")
     loaded = ngvi.load(tmp_path / "fit.nc", model=model)
     assert len(loaded.report.starts) == 2

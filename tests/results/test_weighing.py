@@ -103,7 +103,7 @@ def test_weights_that_cannot_help_are_announced(importance):
     narrow = DiagonalGaussian.from_mean_covariance(np.zeros(2), np.full(2, 0.5))
     approx = create_approximation(model, narrow)
     approx.sample(500, random_seed=1)  # nobody asked for weights: nothing to say
-    with pytest.warns(UnreliableFit, match="cannot mend this fit"):
+    with pytest.warns(UnreliableFit, match="cannot correct this fit"):
         idata = approx.sample(500, importance=importance, random_seed=1)
     assert idata["sample_stats"].attrs["khat"] > 0.7
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -265,6 +266,19 @@ class Gaussian(ABC):
         """Build from the expectation parameter omega."""
         mean = expectation.first if cls.has_mean else np.zeros(len(expectation.second))
         return cls.from_mean_covariance(mean, expectation.second - cls.outer(mean))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by which a file keeps the member.
+
+        `from_arrays` builds the member from them. A family overrides both where mean and precision
+        do not give every bit back, or where its precision is not an array.
+        """
+        return {"mean": self.mean, "precision": self.precision}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+        """Build the member whose `arrays` these are; there may be others among them."""
+        return cls.from_mean_precision(arrays["mean"], arrays["precision"])
 
     @property
     def natural(self) -> Natural:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, Self, final
 
@@ -71,6 +72,17 @@ class FullGaussian(Gaussian):
     def with_precision(self, precision: Array) -> Self | None:
         factor = cholesky(precision)
         return None if factor is None else type(self)(self.mean, precision, factor)
+
+    def arrays(self) -> dict[str, Array]:
+        # The precision would have to be factored again, which changes its last bits.
+        return {"mean": self.mean, "factor": self.factor}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+        mean, factor = arrays["mean"], arrays["factor"]
+        if not (np.isfinite([*factor, mean]).all() and (factor.diagonal() > 0).all()):
+            raise ValueError("the factor of the precision is not finite with a positive diagonal")
+        return cls(mean, factor @ factor.T, factor)
 
     @property
     def precision(self) -> Array:

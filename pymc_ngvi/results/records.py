@@ -1,0 +1,202 @@
+"""What is kept of a fit, as arrays and words: the Gaussian, the iterations, the report.
+
+InferenceData and files are written from the same records. The Gaussian is the exception: an
+analyst reads its mean and covariance, whereas a file keeps the arrays from which the family builds
+the same member again, to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import xarray
+
+from pymc_ngvi.core.algorithm import Info, Status
+from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, all_families
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.engine.search import Attempt
+from pymc_ngvi.model.layout import Layout, Outline
+from pymc_ngvi.results.report import Report
+
+_AXES = ("parameter", "parameter_bis")
+
+
+@dataclass(frozen=True)
+class SavedFit:
+    """What a file keeps of a fit.
+
+    Attributes
+    ----------
+    gaussian : Gaussian
+        The approximation.
+    outline : Outline
+        Variables and components of the flat vector.
+    losses : array
+        Negative ELBO of each iteration; empty if the fit did not keep them.
+    history : list of Info
+        What happened in each iteration.
+    report : Report or None
+        How the fit went.
+    seed : int, list or None
+        The `random_seed` of the fit, if it was a number or several.
+    loaded : tuple of str
+        Names of the data containers that a loader filled.
+    """
+
+    gaussian: Gaussian
+    outline: Outline
+    losses: Array
+    history: list[Info]
+    report: Report | None
+    seed: Any
+    loaded: tuple[str, ...] = ()
+
+    def to_dataset(self) -> xarray.Dataset:
+        """Return the fit as a dataset of numbers and strings."""
+        variables: dict[str, Any] = {"name": ("parameter", np.array(self.outline.names))}
+        # The classic netCDF format has no dimensions of length 0.
+        if self.losses.size:
+            variables["losses"] = ("loss", self.losses)
+        if self.history:
+            variables |= {
+                f"history_{name}": ("step", column.values.astype(np.float64))
+                for name, column in history_to_dataset(self.history).variables.items()
+            }
+        return xarray.Dataset(
+            gaussian_to_variables(self.gaussian) | variables,
+            attrs={
+                "family": self.gaussian.name,
+                "shapes": json.dumps(self.outline.shapes),
+                "report": report_to_json(self.report),
+                "seed": json.dumps(self.seed),
+                "loaded": json.dumps(self.loaded),
+            },
+        )
+
+    @classmethod
+    def from_dataset(cls, dataset: xarray.Dataset) -> SavedFit:
+        """Inverse of `to_dataset`."""
+        attrs = dataset.attrs
+        losses = dataset["losses"].values.astype(float) if "losses" in dataset else np.empty(0)
+        columns = {
+            str(name): str(name).removeprefix("history_")
+            for name in dataset.data_vars
+            if str(name).startswith("history_")
+        }
+        return cls(
+            gaussian=gaussian_from_dataset(dataset),
+            outline=Outline(json.loads(attrs["shapes"]), list(map(str, dataset["name"].values))),
+            losses=losses,
+            history=history_from_dataset(dataset[list(columns)].rename(columns)),
+            report=report_from_json(attrs["report"]),
+            seed=json.loads(attrs["seed"]),
+            loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
+        )
+
+
+def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
+    """Return the arrays from which the family builds the member, with names for their axes."""
+    variables: dict[str, Any] = {}
+    for name, value in gaussian.arrays().items():
+        try:
+            array = np.asarray(value, dtype=np.float64)
+            if name in ("name", "losses") or name.startswith("history_"):
+                raise ValueError("a file keeps something else under this name")
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"a member of the family {gaussian.name!r} cannot be saved by its array {name!r} "
+                f"of type {type(value).__name__}: {error}. Define the methods `arrays` and "
+                f"`from_arrays` of {type(gaussian).__name__}"
+            ) from error
+        own = array.ndim > 2 or any(size != gaussian.dim for size in array.shape)
+        dims = [f"{name}_dim_{i}" for i in range(array.ndim)] if own else _AXES[: array.ndim]
+        variables[name] = (dims, array)
+    return variables
+
+
+def gaussian_from_dataset(dataset: xarray.Dataset) -> Gaussian:
+    """Build the member whose arrays are among the variables of a dataset."""
+    family = all_families()[dataset.attrs["family"]]
+    return family.from_arrays(
+        {
+            str(name): np.array(variable.values, dtype=np.float64)
+            for name, variable in dataset.variables.items()
+            if variable.dtype.kind == "f"
+        }
+    )
+
+
+def moments_to_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
+    """Return mean and covariance, or variances, by the names of the unconstrained components."""
+    dims = _AXES[: gaussian.covariance.ndim]
+    spread = "covariance" if len(dims) == 2 else "variance"
+    return xarray.Dataset(
+        {"mean": (dims[:1], gaussian.mean), spread: (dims, gaussian.covariance)},
+        coords={dim: list(layout.names) for dim in dims},
+        attrs={"family": gaussian.name},
+    )
+
+
+def moments_from_dataset(dataset: Any) -> tuple[Gaussian, Outline] | None:
+    """Return the Gaussian with these moments and the names of its components.
+
+    Returns None where the dataset does not hold them.
+    """
+    if not {"mean", "parameter"} <= {*dataset, *dataset.coords}:
+        return None
+    names = Outline(names=[str(name) for name in dataset["parameter"].values])
+    mean = dataset["mean"].values
+    if "covariance" in dataset:
+        return FullGaussian.from_mean_covariance(mean, dataset["covariance"].values), names
+    return DiagonalGaussian.from_mean_covariance(mean, dataset["variance"].values), names
+
+
+def history_to_dataset(history: Sequence[Info]) -> xarray.Dataset:
+    """Return what happened in each iteration: ELBO, step and sample size, KL, evaluations."""
+    columns = {
+        field.name: ("iteration", np.array([getattr(info, field.name) for info in history]))
+        for field in dataclasses.fields(Info)
+    }
+    return xarray.Dataset(columns).set_coords("iteration")
+
+
+def history_from_dataset(dataset: xarray.Dataset) -> list[Info]:
+    """Inverse of `history_to_dataset`; the columns may all be of floats."""
+    # Annotations are strings here, which name the types of the fields.
+    kinds = {"int": int, "float": float, "bool": bool}
+    columns = {
+        field.name: [kinds[str(field.type)](value) for value in dataset[field.name].values]
+        for field in dataclasses.fields(Info)
+        if field.name in dataset.variables
+    }
+    rows = zip(*columns.values(), strict=True)
+    return [Info(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def report_to_json(report: Report | None) -> str:
+    """Return all fields of a report as JSON."""
+    values = None if report is None else dataclasses.asdict(report)
+    return json.dumps(values, default=lambda number: number.item())  # NumPy's numbers
+
+
+def report_from_json(text: str) -> Report | None:
+    """Inverse of `report_to_json`."""
+    values = json.loads(text)
+    if values is None:
+        return None
+    starts = tuple(Attempt(**attempt) for attempt in values["starts"])
+    return Report(**{**values, "status": Status(values["status"]), "starts": starts})
+
+
+def report_to_attributes(report: Report) -> dict[str, Any]:
+    """Return the fields of a report that are words or numbers, as attributes of a group."""
+    values = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+    # netCDF refuses subclasses of str, such as a status.
+    words = {name: str(value) for name, value in values.items() if isinstance(value, str)}
+    return words | {name: value for name, value in values.items() if isinstance(value, Real)}

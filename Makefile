@@ -3,7 +3,7 @@
 # make test-slow   the slow laws: statistical statements over many runs
 # make lint        formatting, lint, types and the direction of imports
 # make format      apply the formatting and the fixes that are safe
-# make docs        build the documentation; a warning is an error
+# make docs        build the documentation; a warning is an error (EXECUTE=off: do not run the gallery)
 # make package     build wheel and sdist, and try both in an empty environment
 # make bench       what one step of the core costs
 # make hooks       run the lint checks before each commit
@@ -60,8 +60,10 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
 
+# EXECUTE=off shows the code of the executed pages (gallery, quickstart, results) without its output.
 docs: $(VENV)/.installed-docs
-	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs $(HTML)
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going \
+	  $(if $(EXECUTE),--define nb_execution_mode=$(EXECUTE)) docs $(HTML)
 	@echo "The documentation is in $(HTML)/index.html."
 
 package: $(VENV)/.installed-package

@@ -3,7 +3,7 @@
 # make test-slow   the slow laws: statistical statements over many runs
 # make lint        formatting, lint, types and the direction of imports
 # make format      apply the formatting and the fixes that are safe
-# make docs        build the documentation; a warning is an error (EXECUTE=off: do not run the gallery)
+# make docs        build the documentation; a warning is an error (GALLERY=off: gallery not run)
 # make package     build wheel and sdist, and try both in an empty environment
 # make bench       what one step of the core costs
 # make hooks       run the lint checks before each commit
@@ -60,10 +60,10 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
 
-# EXECUTE=off shows the code of the executed pages (gallery, quickstart, results) without its output.
+# GALLERY=off shows the programs of the gallery without running them, which takes most of the time.
 docs: $(VENV)/.installed-docs
 	$(RUN) sphinx --quiet --fail-on-warning --keep-going \
-	  $(if $(EXECUTE),--define nb_execution_mode=$(EXECUTE)) docs $(HTML)
+	  $(if $(filter off,$(GALLERY)),--define 'nb_execution_excludepatterns=gallery/*') docs $(HTML)
 	@echo "The documentation is in $(HTML)/index.html."
 
 package: $(VENV)/.installed-package

@@ -43,6 +43,7 @@ nb_execution_in_temp = True  # what a page writes is no part of the sources
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_merge_streams = True
+suppress_warnings = ["myst-nb.lexer"]  # a page that is not run does not know its language
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes

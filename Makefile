@@ -61,9 +61,9 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff format
 
 # GALLERY=off shows the programs of the gallery without running them, which takes most of the time.
+docs: export GALLERY ?= on
 docs: $(VENV)/.installed-docs
-	$(RUN) sphinx --quiet --fail-on-warning --keep-going \
-	  $(if $(filter off,$(GALLERY)),--define 'nb_execution_excludepatterns=gallery/*') docs $(HTML)
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs $(HTML)
 	@echo "The documentation is in $(HTML)/index.html."
 
 package: $(VENV)/.installed-package

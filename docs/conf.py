@@ -1,5 +1,6 @@
 """Configuration of the documentation, built by `make docs`."""
 
+import os
 import shutil
 import sys
 from importlib.metadata import version as installed_version
@@ -39,6 +40,7 @@ nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
 # Each line of PyMC runs them itself.
 nb_execution_cache_path = str(HERE / "_build" / "cache-{}.{}".format(*sys.version_info))
+nb_execution_excludepatterns = ["gallery/*"] if os.environ.get("GALLERY") == "off" else []
 nb_execution_in_temp = True  # what a page writes is no part of the sources
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600

@@ -3,7 +3,7 @@
 # make test-slow   the slow laws: statistical statements over many runs
 # make lint        formatting, lint, types and the direction of imports
 # make format      apply the formatting and the fixes that are safe
-# make docs        build the documentation; a warning is an error
+# make docs        build the documentation; a warning is an error (GALLERY=off: gallery not run)
 # make package     build wheel and sdist, and try both in an empty environment
 # make bench       what one step of the core costs
 # make hooks       run the lint checks before each commit
@@ -60,6 +60,8 @@ format: $(VENV)/.installed-lint
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
 
+# GALLERY=off shows the programs of the gallery without running them, which takes most of the time.
+docs: export GALLERY ?= on
 docs: $(VENV)/.installed-docs
 	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs $(HTML)
 	@echo "The documentation is in $(HTML)/index.html."

@@ -1,8 +1,8 @@
-"""Cost of one full-covariance step against the linear algebra it cannot do without.
+"""Cost of one full-covariance step, relative to the linear algebra that it needs at least.
 
-The yardstick is one Cholesky factorisation plus one triangular solve with a d x d right-hand side,
-timed in the same run, in turn with the step, so that a noisy machine disturbs both alike. The
-target costs nothing: its derivatives are handed back ready-made.
+The yardstick is one Cholesky factorisation plus one triangular solve with a d x d right-hand side.
+It is timed in the same run, in turn with the step, so that other load on the machine affects both
+alike. The target costs nothing: its derivatives are computed beforehand.
 
 Run with `make bench`, or `python benchmarks/core_step.py --dims 100 300`.
 """
@@ -37,7 +37,7 @@ class FreeTarget(Target):
         return self.prepared.log_density
 
     def evaluate(self, draws: np.ndarray, curvature: str) -> Evaluation:
-        """Return what was prepared, for as many draws."""
+        """Return the prepared values, for as many draws as asked for."""
         n = len(draws)
         whole = self.prepared
         return Evaluation(whole.log_density[:n], whole.gradient[:n], whole.hessian[:n])
@@ -57,7 +57,7 @@ def measure(dim: int, n_samples: int, *, guarded: bool, rounds: int) -> tuple[fl
     root = rng.standard_normal((dim, dim))
     precision = root @ root.T / dim + np.eye(dim)
     q = FullGaussian.from_mean_precision(np.zeros(dim), precision)
-    hessian = precision.copy() if guarded else -precision  # the wrong sign calls the guard
+    hessian = precision.copy() if guarded else -precision  # the wrong sign makes the guard act
     target = FreeTarget(dim, n_samples, hessian)
     state, estimator, projection = init(q), BonnetPrice(), Identity()
 

@@ -24,7 +24,7 @@ def unconstrain(model: pm.Model, draws: Mapping[str, np.ndarray]) -> np.ndarray:
     ----------
     model : pymc.Model
     draws : mapping of str to array, (n, ...)
-        Draws of every free variable on its own scale; what else the mapping holds is ignored.
+        Draws of every free variable on its own scale; other entries of the mapping are ignored.
 
     Returns
     -------

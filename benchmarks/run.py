@@ -3,14 +3,14 @@
     python benchmarks/run.py engine --posteriordb PATH       # every posterior, 5 seeds
     python benchmarks/run.py peers --posteriordb PATH        # ADVI at its defaults and with Adam
     python benchmarks/run.py trajectory --posteriordb PATH   # ELBO against time, beside ADVI
-    python benchmarks/run.py picture                         # of that
+    python benchmarks/run.py picture                         # draw it
     python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
     python benchmarks/run.py table                           # RESULTS.md from what was measured
 
 Every measurement is a line of benchmarks/results/PART-LINE.csv, where LINE is the line of PyMC it
-was made with. What is there already is not measured again; delete the file to start afresh.
+was made with. Rows that are there already are not measured again; delete the file to measure anew.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
 
 
 def elbo(target: Any, q: Gaussian, seed: int = 0) -> tuple[float, float]:
-    """ELBO of q, with its standard error, on draws that are the same for every q."""
+    """ELBO of q with its standard error, from the same standard normal draws for every q."""
     rng = np.random.default_rng(seed)
     return mean_and_error(fresh_log_ratios(target.log_density, q, rng, ELBO_DRAWS), antithetic=True)
 
@@ -187,7 +187,7 @@ def peers(arguments: argparse.Namespace) -> None:
 
 
 def against_time(arguments: argparse.Namespace) -> None:
-    """Follow NGVI and ADVI on their way."""
+    """Record the ELBO of NGVI and ADVI at their iterations."""
     table = Table("trajectory", ("model", "method", "seed"))
     arguments.models = arguments.models or trajectory.MODELS
     for name, model, _ in posteriors(arguments):

@@ -10,7 +10,7 @@ from statistics import mean, median
 
 Row = dict[str, str]
 
-# The table of the prototype: evaluations, ELBO, its standard error, KL/d.
+# Results of an early prototype: evaluations, ELBO, its standard error, KL/d.
 PROTOTYPE = {
     "kidscore_momiq": (1569, -1881.668, 0.001, 0.0003),
     "kilpisjarvi": (1505, -103.250, 0.003, 0.0008),
@@ -45,7 +45,7 @@ def write(results: Path) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows of a CSV file; none where it does not exist."""
+    """Read the rows of a CSV file; none if it does not exist."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -86,15 +86,16 @@ def _share(rows: Sequence[Row]) -> str:
 
 _INTRODUCTION = """# Measured
 
-Everything here is written by `python benchmarks/run.py table` from `benchmarks/results/*.csv`, and
-measured by the commands named at each table. Those of `benchmarks/run.py` need a clone of
+Everything here is written by `python benchmarks/run.py table` from `benchmarks/results/*.csv`. The
+command that measured a table is given above it. The commands of `benchmarks/run.py` need a clone of
 [posteriordb](https://github.com/stan-dev/posteriordb) (`--posteriordb PATH`, or the environment
 variable POSTERIORDB), and for the untuned models the draws of NUTS, which they make and keep.
 
 An evaluation is the log density with its gradient and Hessian at one draw. ELBOs are means of
 log p - log q over 4,000 fresh draws, the same for every fit of a model. KL/d is
 KL(N(m, S), q) / d on the unconstrained space, with m and S the moments of the reference draws; it
-is not what VI minimises, and a poorer ELBO can show a smaller one. Times are of one shared core."""
+is not what VI minimises, and a fit with a poorer ELBO can have a smaller KL/d. Times were measured
+on one shared core."""
 
 
 def _engine(rows: list[Row], line: str) -> str:
@@ -189,8 +190,8 @@ def _trajectory(rows: list[Row]) -> str:
 
 `python benchmarks/run.py trajectory --posteriordb PATH` measures, and
 `python benchmarks/run.py picture` draws. The end of each run, 2 seeds: ngvi at its defaults, the
-others at 30,000 iterations. Seconds count from the first iteration; compiling comes before, for all
-of them. Gaps below 0.01 nats are Monte-Carlo noise.
+others at 30,000 iterations. Seconds count from the first iteration and do not include
+compiling, for all methods. Gaps below 0.01 nats are Monte-Carlo noise.
 
 ![Nats below the best ELBO against seconds](../docs/pictures/accuracy_against_time.png)
 
@@ -216,8 +217,8 @@ def _calibration(rows: list[Row]) -> str:
 
 `python benchmarks/run.py calibration --posteriordb PATH`: 100 seeds each; the error of every mean,
 in posterior standard deviations, against a fit with an accuracy of 0.0002. At least 90% of the
-errors should be below the accuracy. Evaluations are the median; a fit that does not converge
-stopped at its budget of 20,000, and said so.
+errors should be below the accuracy. Evaluations are the median; a fit that did not
+converge stopped at its budget of 20,000, with a warning.
 
 {_table(header, lines)}"""
 
@@ -271,20 +272,21 @@ def _families(rows: list[Row]) -> str:
     return f"""## Mean-field, and gradients only
 
 `python benchmarks/run.py families --posteriordb PATH`: 3 seeds. Mean-field ignores correlations,
-and its fits are flagged where that matters; `estimator="stein"` needs no second derivatives.
+and its fits come with a warning where that matters; `estimator="stein"` needs no second
+derivatives.
 
 {_table(header, lines)}"""
 
 
 def _subsampling(results: Path) -> list[str]:
-    """Tell of the fits of data in batches, one section an experiment that was run."""
+    """Describe the fits of data in batches, one section for each experiment that was run."""
     sections = [
         (
             """## Batches of a million rows
 
 `python -m benchmarks.subsampling logistic`: a logistic regression, a million rows, 20 parameters.
 The errors are against the fit of all the data, the last row, for which a pass is an evaluation.
-Peak memory is what the fit adds to the data; the first fit's includes the compiler's.""",
+Peak memory is what the fit adds to the data; that of the first fit includes compiling.""",
             "logistic",
             {
                 "data": "data",
@@ -305,9 +307,9 @@ Peak memory is what the fit adds to the data; the first fit's includes the compi
 
 `python -m benchmarks.subsampling gas-turbine --data FOLDER`: the linear regression of the paper,
 36,733 rows and 9 parameters. Passes over the data until the Bregman distance from the exact
-posterior is below 0.01 a dimension: with control variates in batches of 100, and plain batches of
-10,000 with expectations in closed form, which is plain subsampling at its best, stopped there or
-after 5,445 passes.""",
+posterior is below 0.01 per dimension: with control variates in batches of 100, and with plain
+batches of 10,000 and expectations in closed form, the best that plain subsampling can do. Plain
+fits are stopped there or after 5,445 passes.""",
             "gas-turbine",
             {
                 "method": "method",

@@ -1,4 +1,4 @@
-"""Accuracy against time: the ELBO of NGVI and of ADVI on their way, and the picture of both.
+"""Accuracy against time: the ELBO of NGVI and of ADVI at their iterations, and the picture of both.
 
 `python benchmarks/run.py trajectory --posteriordb PATH` measures, and
 `python benchmarks/run.py picture` draws docs/pictures/accuracy_against_time.png from that.
@@ -40,7 +40,7 @@ Point = tuple[int, float, Gaussian]
 
 
 def ngvi_path(inference: ngvi.NGVI, seed: int) -> list[Point]:
-    """Fit by NGVI, and return where each iteration came to."""
+    """Fit by NGVI, and return the Gaussian of each iteration."""
     passed: list[tuple[int, float, Gaussian]] = []
 
     def note(approx: Any, losses: Any, i: int) -> None:
@@ -59,7 +59,7 @@ def advi_path(
     gaussian: Callable[[Any], Gaussian],
     **options: Any,
 ) -> list[Point]:
-    """Fit by ADVI, and return where some thirty of its iterations came to."""
+    """Fit by ADVI, and return the Gaussians of about thirty of its iterations."""
     wanted = set(np.unique(np.geomspace(10, iterations, 30).round()).astype(int))
     passed: list[tuple[int, float, list[np.ndarray]]] = []
     clock = {"begin": 0.0, "lost": 0.0}

@@ -2,8 +2,8 @@
 
     python benchmarks/untuned.py [--models NAME ...] [--cache FOLDER]
 
-samples the references that the cache lacks, one after the other on one core (minutes a model), and
-prints how far they can be trusted.
+samples the references that the cache lacks, one after the other on one core (minutes for each
+model), and prints their diagnostics.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def smallest_ess(idata: Any) -> float:
 
 
 def measure(label: str, **keywords: Any) -> None:
-    """Sample, and print what it took."""
+    """Sample, and print gradients, effective draws and seconds."""
     begin = time.perf_counter()
     idata = pm.sample(
         DRAWS,
@@ -64,7 +64,7 @@ def measure(label: str, **keywords: Any) -> None:
 
 
 def main() -> None:
-    """Compare."""
+    """Compare the ways to start NUTS."""
     logging.getLogger("pymc").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     with correlated_regression():

@@ -1,5 +1,6 @@
 """Configuration of the documentation, built by `make docs`."""
 
+import os
 import shutil
 import sys
 from importlib.metadata import version as installed_version
@@ -39,10 +40,12 @@ nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
 # Each line of PyMC runs them itself.
 nb_execution_cache_path = str(HERE / "_build" / "cache-{}.{}".format(*sys.version_info))
+nb_execution_excludepatterns = ["gallery/*"] if os.environ.get("GALLERY") == "off" else []
 nb_execution_in_temp = True  # what a page writes is no part of the sources
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_merge_streams = True
+suppress_warnings = ["myst-nb.lexer"]  # a page that is not run does not know its language
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes

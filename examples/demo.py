@@ -22,7 +22,7 @@ import pymc as pm
 import pymc_ngvi as ngvi
 
 # Models of this size are interpreted in less time than compiling them takes. PyTensor 2 interprets
-# Hessians slowly, so that with PyMC 5 the fit makes do with gradients.
+# Hessians slowly, so with PyMC 5 the fit uses gradients only.
 ESTIMATOR = "bonnet-price" if int(pm.__version__.split(".")[0]) >= 6 else "stein"
 HOUSES_PER_COUNTY = (4, 30, 9, 5, 15, 7, 22, 5, 11, 3, 40, 18, 6, 25, 12, 8, 50, 10, 3, 14)
 MODELS = {
@@ -105,7 +105,7 @@ def main() -> None:
     for name, terms in MODELS.items():
         print(f"\nFitting: {name}")
         with build_model(data, **terms):
-            # A tenth of a standard deviation is accuracy enough for a first look.
+            # An accuracy of a tenth of a standard deviation is enough for a first look.
             fits[name] = pm.fit(
                 method="ngvi",
                 accuracy=0.1,

@@ -1,62 +1,56 @@
-"""Draw the architecture: the layers of pyproject.toml, which import-linter holds the code to."""
+"""Draw the architecture: the layers of pyproject.toml, which import-linter holds the code to.
+
+The modules of a layer are those found in its folder, and what the layer is for is the first
+sentence of its docstring, up to the colon.
+"""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from html import escape
 from pathlib import Path
 
-#: What a layer is for, told under the name of one of its modules.
-PURPOSES = {
-    "inference": "what the user calls",
-    "target": "model in, draws out",
-    "options": "keywords and their checks",
-    "diagnostics": "report and verdict",
-    "search": "several starts",
-    "auto": "the automatic engine",
-    "levels": "one set of common draws",
-    "samples": "a member on common draws",
-    "algorithm": "Algorithm 1, and its theory",
-    "guards": "parts of a step",
-    "estimators": "parts of a step",
-    "families": "Gaussians, step sizes, draws",
-    "errors": "what everything uses",
-}
-_WIDTH, _LEFT, _BOX, _GAP, _LINE, _COLUMNS = 900, 250, 118, 8, 30, 5
-_COLOURS = {"PyMC": ("#e8f0fa", "#3b6ea5"), "core": ("#eef6ea", "#4c8b3f")}
+_WIDTH, _LEFT, _BOX, _GAP, _LINE, _COLUMNS = 984, 280, 132, 8, 30, 5
+_BLUE, _GREEN = ("#e8f0fa", "#3b6ea5"), ("#eef6ea", "#4c8b3f")
 
 
-def read_layers(pyproject: Path) -> tuple[list[list[str]], set[str]]:
-    """Return the layers, highest first, and the modules that may import more than SciPy."""
+def read_contracts(pyproject: Path) -> tuple[list[list[str]], set[str]]:
+    """Return the layers, highest first, and the packages that import NumPy and SciPy only."""
     linter = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]
     contracts = {contract["type"]: contract for contract in linter["contracts"]}
     layers = [
-        [name.strip(" ()") for name in layer.replace("|", ":").split(":")]
-        for layer in contracts["layers"]["layers"]
+        [name.strip() for name in layer.split("|")] for layer in contracts["layers"]["layers"]
     ]
-    free = {
-        rule.split(" -> ")[0].split(".")[1] for rule in contracts["forbidden"]["ignore_imports"]
-    }
-    return layers, free
+    return layers, {name.split(".")[1] for name in contracts["forbidden"]["source_modules"]}
+
+
+def read_package(folder: Path) -> tuple[str, list[str]]:
+    """Return what a package is for, and the names of its modules and packages."""
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    return docstring.splitlines()[0].split(":")[0].rstrip("."), sorted(names)
 
 
 def draw(pyproject: Path, path: Path) -> None:
     """Write the picture as SVG."""
-    layers, free = read_layers(pyproject)
+    layers, numerical = read_contracts(pyproject)
     parts, top = [], 40
     for layer in layers:
-        kind = "PyMC" if free & set(layer) else "core"
-        fill, stroke = _COLOURS[kind]
-        lines = -(-len(layer) // _COLUMNS)
-        height = lines * _LINE + 14
+        title, purpose, names = "", "What every package may use", layer
+        if len(layer) == 1:
+            title = layer[0]
+            purpose, names = read_package(pyproject.parent / "pymc_ngvi" / title)
+        fill, stroke = _GREEN if title in numerical else _BLUE
+        height = max(-(-len(names) // _COLUMNS) * _LINE + 14, 54 if title else 0)
+        middle = top + height / 2
         parts.append(
             f'<rect x="0" y="{top}" width="{_WIDTH}" height="{height}" rx="6" fill="{fill}"/>'
+            f'<text x="14" y="{middle - 5}" class="title">{escape(title)}</text>'
+            f'<text x="14" y="{middle + (14 if title else 5)}">{escape(purpose)}</text>'
         )
-        purpose = next((PURPOSES[name] for name in layer if name in PURPOSES), "")
-        parts.append(
-            f'<text x="14" y="{top + height / 2 + 5}" fill="#333333">{escape(purpose)}</text>'
-        )
-        for place, name in enumerate(layer):
+        for place, name in enumerate(names):
             x = _LEFT + place % _COLUMNS * (_BOX + _GAP)
             y = top + 10 + place // _COLUMNS * _LINE
             parts.append(
@@ -66,14 +60,15 @@ def draw(pyproject: Path, path: Path) -> None:
             )
         top += height + 6
     legend = (
-        f'<text x="14" y="22" fill="{_COLOURS["PyMC"][1]}">blue: knows PyMC and ArviZ</text>'
-        f'<text x="250" y="22" fill="{_COLOURS["core"][1]}">green: NumPy and SciPy only</text>'
-        '<text x="490" y="22" fill="#333333">a module imports from the rows below its own</text>'
+        f'<text x="14" y="22" style="fill: {_BLUE[1]}">blue: may import PyMC and ArviZ</text>'
+        f'<text x="280" y="22" style="fill: {_GREEN[1]}">green: NumPy and SciPy only</text>'
+        '<text x="540" y="22">a package imports from the rows below its own</text>'
     )
     path.parent.mkdir(exist_ok=True)
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" '
-        f'width="{_WIDTH}" height="{top}">'
-        "<style>text { font: 14px sans-serif } .module { font: 13px monospace; fill: #111 }</style>"
+        f'width="{_WIDTH}" height="{top}"><style>text {{ font: 13px sans-serif; fill: #333 }} '
+        ".title { font: bold 15px monospace; fill: #111 } "
+        ".module { font: 13px monospace; fill: #111 }</style>"
         f'<rect width="{_WIDTH}" height="{top}" fill="white"/>{legend}{"".join(parts)}</svg>\n'
     )

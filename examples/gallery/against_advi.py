@@ -3,8 +3,8 @@
 #
 # An ordinary regression, in the units the data came in: body weight from height, chest and waist,
 # all in centimetres, none of them centred. Its posterior is very nearly Gaussian. It is also long
-# and thin, because the predictors rise together and none of them is near zero. That shape is what
-# an optimiser that walks in the parameters' own coordinates finds hard.
+# and thin, because the predictors rise together and none of them is near zero. This shape is hard
+# for an optimiser that takes steps in the coordinates of the parameters.
 
 # %%
 import logging
@@ -33,8 +33,8 @@ with pm.Model(coords={"measure": ["height", "chest", "waist"]}) as model:
     pm.Normal("weight", intercept + predictors @ slope, noise, observed=weight)
 
 # %% [markdown]
-# NUTS tells what is right. ADVI gets a fair chance: PyMC's default optimiser at the default
-# 10,000 iterations, and Adam, which does better, at 30,000.
+# NUTS is the reference. ADVI is run in two ways: with PyMC's default optimiser for the default
+# 10,000 iterations, and with Adam, which does better, for 30,000.
 
 # %% tags=["remove-stderr"]
 draws, seconds = {}, {}
@@ -70,9 +70,9 @@ record(
 )
 
 # %% [markdown]
-# Each row compares posterior means and standard deviations with those of NUTS. An error of 1
-# means that a mean is off by a whole posterior standard deviation; a ratio of 0.1 that an
-# interval is a tenth of the width it should have. Seconds include compiling.
+# Each row compares posterior means and standard deviations with those of NUTS. An error of 1 means
+# that a mean is off by a whole posterior standard deviation; a ratio of 0.1 means that an interval
+# is a tenth as wide as it should be. Seconds include compiling.
 
 # %%
 names = ["intercept", "slope", "noise"]
@@ -97,14 +97,14 @@ for name, posterior in draws.items():
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# Look at the second row against those below it. NGVI measures steps in the geometry of the
-# Gaussian itself, so that the long thin shape costs it nothing. ADVI's mean-field Gaussian cannot
-# be long and thin in a direction that is not an axis, so that its intervals are far too short,
-# and its optimiser leaves the means several standard deviations away. Full-rank ADVI could have
-# the right shape, but is still on its way. Centring and scaling the predictors helps ADVI a great
-# deal; NGVI needs neither.
+# Compare the second row with those below it. NGVI measures its steps in the geometry of the
+# Gaussian itself, so the long thin shape is no difficulty. ADVI's mean-field Gaussian cannot be
+# long and thin in a direction that is not an axis: its intervals are far too short, and its
+# optimiser leaves the means several standard deviations away. Full-rank ADVI could have the right
+# shape, but has not converged. Centring and scaling the predictors helps ADVI a great deal; NGVI
+# needs neither.
 #
-# The picture shows it for two of the slopes.
+# The picture shows this for two of the slopes.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 4.5), layout="constrained")

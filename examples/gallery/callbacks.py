@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Callbacks and early stopping
 #
-# PyMC's callbacks work as they do with ADVI: a function of the approximation, the losses so far
-# and the iteration. It may look, keep, or stop the fit by raising `StopIteration`.
+# PyMC's callbacks work as they do with ADVI: a function of the approximation, the losses so far and
+# the iteration. It may print or record values, or stop the fit by raising `StopIteration`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,13 +39,13 @@ with model:
 approx.report
 
 # %% [markdown]
-# The automatic engine is done after a handful of iterations, so that there is seldom a reason to
-# stop it. What it asks at the end is a number, `accuracy`, in posterior standard deviations.
+# The automatic engine needs a handful of iterations only, so there is seldom a reason to stop it.
+# When it stops by itself is set by `accuracy`, in posterior standard deviations.
 #
 # ## Stopping
 #
-# Algorithm 1 by hand runs as many iterations as you say. Here it stops when the ELBO has not
-# risen by a hundredth of a nat in ten iterations.
+# With a schedule, Algorithm 1 runs as many iterations as you say. Here it stops when the ELBO has
+# not risen by a hundredth of a nat in ten iterations.
 
 
 # %%
@@ -76,8 +76,8 @@ print(stopped.report.status, "after", stopped.report.iterations, "iterations")
 # %% [markdown]
 # ## Keeping what passed
 #
-# PyMC's `Tracker` keeps values of each iteration. It needs the approximation before the fit,
-# which an instance of `NGVI` has.
+# PyMC's `Tracker` records values at each iteration. It needs the approximation before the fit
+# begins, which an `NGVI` object provides.
 
 # %%
 inference = ngvi.NGVI(
@@ -106,7 +106,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# `refine` goes on where the fit stopped, with the schedule where it was.
+# `refine` continues where the fit stopped, with the next values of its schedule.
 
 # %%
 inference.refine(40, progressbar=False)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Proportions, correlations and ordered categories
 #
-# The fitted Gaussian lives on an unconstrained space, and PyMC's transforms carry its draws back:
-# to proportions that sum to one, to correlation matrices, to cutpoints in order. Nothing has to
-# be done for it. These three models are the check.
+# The fitted Gaussian lives on an unconstrained space, and PyMC's transforms map its draws back: to
+# proportions that sum to one, to correlation matrices, to ordered cutpoints. You need to do nothing
+# for it, as these three models show.
 
 # %%
 import matplotlib.pyplot as plt
@@ -17,8 +17,8 @@ rng = np.random.default_rng(5)
 # %% [markdown]
 # ## Proportions: a Dirichlet prior
 #
-# With a Dirichlet prior and multinomial counts the posterior is a Dirichlet distribution in
-# closed form, so that the fit can be compared with the truth.
+# With a Dirichlet prior and multinomial counts the posterior is a Dirichlet distribution in closed
+# form, so the fit can be compared with the exact posterior.
 
 # %%
 counts = np.array([45, 12, 81, 26])
@@ -38,8 +38,8 @@ votes.report
 # ## Correlations: an LKJ prior
 #
 # Three measurements of each person, correlated. `LKJCholeskyCov` holds standard deviations and
-# correlations in one packed vector, six numbers on the unconstrained scale. Its Hessian is a
-# large graph, so that the fit makes do with gradients (`estimator="stein"`).
+# correlations in one packed vector, six numbers on the unconstrained scale. Its Hessian is a large
+# graph, so the fit uses gradients only (`estimator="stein"`).
 
 # %% tags=["remove-stderr"]
 truth = np.array([[1.0, 0.6, 0.2], [0.6, 1.0, -0.3], [0.2, -0.3, 1.0]])
@@ -64,7 +64,7 @@ measurements.report
 # ## Ordered categories
 #
 # Answers on a scale from 0 to 4. The cutpoints must stay in order, which the transform `ordered`
-# takes care of.
+# ensures.
 
 # %%
 effort = rng.normal(size=300)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Logistic regression with correlated predictors
 #
-# Two predictors that say almost the same thing: the data can tell the sum of their effects, and
-# hardly the difference. Whether an approximation knows this decides whether its intervals are
-# worth anything.
+# Two predictors carry almost the same information: the data determine the sum of their effects
+# well, and the difference hardly at all. The intervals of an approximation are right only if it
+# represents this correlation.
 
 # %%
 import logging
@@ -48,7 +48,7 @@ diagonal.report
 # is good enough. The mean-field fit gives a warning, and its ELBO is lower by about $-\tfrac12
 # \log(1 - \rho^2)$ with $\rho$ the posterior correlation.
 #
-# NUTS, started from the full fit, is the judge.
+# NUTS, started from the full fit, is the reference.
 
 # %% tags=["remove-stderr"]
 with model:
@@ -64,9 +64,9 @@ for ax, approx, title in zip(axes, (full, diagonal), ("fullrank", "meanfield")):
     ax.set_title(title)
 
 # %% [markdown]
-# Grey are draws of NUTS, the lines hold 50, 90 and 99% of each Gaussian. The mean-field Gaussian
-# sits inside the ridge: its mean is right, its standard deviations are those of each slope when
-# the other one is known.
+# Draws of NUTS are grey; the lines contain 50, 90 and 99% of each Gaussian. The mean-field Gaussian
+# lies inside the ridge: its mean is right, but its standard deviations are those of each slope
+# given the other one.
 
 # %%
 for name, posterior in {

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Eight schools, and what k-hat says
 #
-# The model is small and famous, and it has a funnel: the schools' effects are drawn towards their
-# mean the more, the smaller the spread `tau` between schools is. In the centred form this is a
-# shape no Gaussian has. The report says so before NUTS does.
+# The model is small and famous, and it has a funnel: the smaller the spread `tau` between schools
+# is, the more the schools' effects are concentrated around their mean. In the centred form no
+# Gaussian has this shape. The report says so without a run of NUTS.
 
 # %%
 import logging
@@ -33,8 +33,8 @@ with pm.Model() as noncentred:
     pm.Normal("effect", theta, error, observed=effect)
 
 # %% [markdown]
-# The centred form first. Its Hessians have heavy tails, so that an accuracy of 0.1 posterior
-# standard deviations is asked for, in place of 0.02.
+# The centred form first. Its Hessians have heavy tails, so we ask for an accuracy of 0.1 posterior
+# standard deviations instead of 0.02.
 
 # %%
 with centred:
@@ -42,8 +42,8 @@ with centred:
 centred_fit.report
 
 # %% [markdown]
-# *Converged*, and *unreliable*: this is the best Gaussian, and the best Gaussian is poor. The two
-# words answer different questions, and only the second is about the posterior.
+# The report says *converged* and *unreliable*: this is the best Gaussian, and the best Gaussian is
+# a poor approximation. The first word is about the algorithm, the second about the posterior.
 
 # %%
 with noncentred:
@@ -51,9 +51,9 @@ with noncentred:
 noncentred_fit.report
 
 # %% [markdown]
-# The same posterior in other coordinates: k-hat is lower, most draws are effective, and the ELBO,
-# a lower bound of the same log evidence, is higher by more than a nat. NUTS on the non-centred
-# form is the reference in the pictures.
+# This is the same posterior in other coordinates: k-hat is lower, most draws are effective, and the
+# ELBO, a lower bound of the same log evidence, is higher by more than a nat. NUTS on the
+# non-centred form is the reference in the pictures.
 
 # %% tags=["remove-stderr"]
 with noncentred:
@@ -79,12 +79,12 @@ axes[0].legend(markerscale=5)
 plt.show()
 
 # %% [markdown]
-# On the left the Gaussian is an ellipse where the posterior is a funnel: it has few draws at
-# small `tau`, and these spread too far. On the right the funnel is made by the model's own
-# transform of Gaussian draws, if not to its very end.
+# On the left the Gaussian is an ellipse where the posterior is a funnel: it has few draws at small
+# `tau`, and these spread too far. On the right the model itself turns Gaussian draws into a funnel;
+# only its narrow end is missing.
 #
-# The rest is done by importance weights, where k-hat allows them. Here they take the mean of
-# `tau` closer to that of NUTS.
+# Importance weights correct the rest, if k-hat is low enough. Here they bring the mean of `tau`
+# closer to that of NUTS.
 
 # %%
 weighed = noncentred_fit.sample(4000, random_seed=1, importance="psis")
@@ -97,6 +97,6 @@ print(
 )
 
 # %% [markdown]
-# What to do when k-hat is high: write the hierarchy in its non-centred form, as here; look at
-# what parameters are constrained and how; and if nothing helps, use `pm.sample`, started from the
-# fit.
+# What to do when k-hat is high: write the hierarchy in its non-centred form, as here; look at which
+# parameters are constrained and by which transform; and if nothing helps, use `pm.sample`, started
+# from the fit.

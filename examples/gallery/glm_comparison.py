@@ -2,8 +2,8 @@
 # # Comparing three regressions of counts
 #
 # Counts of visits, with more zeros and a longer tail than a Poisson regression expects. Three
-# models of the same data are fitted in a moment each, and ranked by how well each predicts
-# observations it has not seen.
+# models of the same data are fitted, and ranked by how well each predicts observations that it has
+# not seen.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,8 +21,8 @@ print(
 )
 
 # %% [markdown]
-# The Poisson model has one rate for all houses at the same distance. The second lets some never
-# visit at all. The third lets rates differ from house to house.
+# The Poisson model has one rate for all houses at the same distance. The second allows some houses
+# to have no visits at all. The third allows rates to differ from house to house.
 
 
 # %% tags=["remove-stderr"]
@@ -49,8 +49,8 @@ for kind in ("Poisson", "zero-inflated Poisson", "negative binomial"):
     print(f"{kind:<24} k-hat {fits[kind].report.verdict}")
 
 # %% [markdown]
-# Always look at k-hat before comparing: a comparison of fits that are not close to their
-# posteriors compares approximations, not models.
+# Always look at k-hat before comparing: if fits are not close to their posteriors, the comparison
+# is one of approximations, not of models.
 
 # %%
 table = ngvi.compare(fits, random_seed=1)
@@ -59,9 +59,9 @@ table[["rank", "elpd_diff", "dse", "weight", "khat", "effective", "elbo"]].round
 # %% [markdown]
 # `elpd_diff` is the loss in log predictive density against the best model, and `dse` its standard
 # error. The negative binomial, from which the data came, is ahead of the Poisson by many standard
-# errors. The ELBO, a bound of the log evidence, gives the same order by another route.
+# errors. The ELBO, a lower bound of the log evidence, gives the same order.
 #
-# What makes the Poisson worse? Single observations, which the pointwise values name.
+# Which observations make the Poisson model worse? The pointwise values show it.
 
 
 # %%
@@ -79,4 +79,4 @@ plt.show()
 
 # %% [markdown]
 # The gain is at both ends: a little at each of the many zeros, and a lot at each of the few large
-# counts. In between the Poisson is slightly the better, which it can afford by ignoring the ends.
+# counts. In between the Poisson model is slightly better.

@@ -21,8 +21,8 @@ x[:, 1:] += 0.5 * rng.standard_normal((n_rows, 1))
 y = rng.binomial(1, 1 / (1 + np.exp(-x @ slopes))).astype("int32")
 
 # %% [markdown]
-# `total_size` tells PyMC how much a row of a batch counts. Without it the posterior would be that
-# of 1,000 rows; PyMC says nothing, `pymc_ngvi` warns. Integers have to be `int32`.
+# `total_size` tells PyMC how many rows there are in all. Without it the posterior would be that of
+# 1,000 rows; PyMC does not warn of this, `pymc_ngvi` does. Integers must be `int32`.
 
 # %%
 with pm.Model() as model:
@@ -36,9 +36,10 @@ approx.report
 
 # %% [markdown]
 # The line `data` says what was read. Two passes were for **anchors**: the gradient and Hessian of
-# all the data at one point. The batches then estimate only what differs from the expansion there,
-# which is next to nothing, so a fit of batches is as accurate as one of all the data. The mode of
-# the posterior, by Newton's method on all the data, is where the means should be:
+# all the data at one point. The batches then estimate only the difference from the second-order
+# expansion at that point. It is so small that a fit of batches is as accurate as one of all the
+# data. The means should be close to the mode of the posterior, found by Newton's method on all the
+# data:
 
 # %%
 mode = np.zeros(10)
@@ -54,8 +55,8 @@ print(f"standard deviations: {ratio.min():.4f} to {ratio.max():.4f} of the Lapla
 # %% [markdown]
 # ## What plain batches do
 #
-# The same number of rows without anchors, with the decreasing steps of the paper. The verdict
-# goes by all the data, is not taken in, and warns:
+# This fit reads the same number of rows without anchors, with the decreasing steps of the paper.
+# The verdict is computed from all the data, so it detects the error and warns:
 
 # %%
 reads = 100

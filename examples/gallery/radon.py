@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A hierarchy: radon in houses
 #
-# Houses lie in counties, counties have few or many of them. A level for each county, drawn from a
-# distribution of levels, lets counties with few houses borrow from the others. The data are made
-# like those of the well-known radon survey: log radon, the floor of the measurement, and the
-# uranium in the county's soil.
+# Houses lie in counties; some counties have few houses in the data, some many. Each county has a
+# level of its own, drawn from a common distribution, so counties with few houses borrow information
+# from the others. The data are made like those of the well-known radon survey: log radon, the floor
+# of the measurement, and the uranium in the county's soil.
 
 # %%
 import matplotlib.pyplot as plt
@@ -37,9 +37,9 @@ with model:
 approx.report
 
 # %% [markdown]
-# Thirty-five parameters. The centred form is the right one here, since most counties have data
-# enough to say where they are; with two houses a county it would be the other way round, and
-# k-hat would say so.
+# Thirty-five parameters. The centred form is the right one here, since most counties have enough
+# data to determine their level. With two houses per county the non-centred form would be better,
+# and k-hat would show it.
 
 # %%
 idata = approx.sample(2000, random_seed=1)
@@ -49,8 +49,8 @@ for name in ("intercept", "of_uranium", "of_floor", "spread", "noise"):
     print(f"{name:<11} {float(posterior[name].mean()):6.2f}   90% in {low:5.2f} to {high:5.2f}")
 
 # %% [markdown]
-# Partial pooling is in the picture: the fewer houses a county has, the closer its level lies to
-# the line that uranium predicts, and the longer its interval is.
+# The picture shows partial pooling: the fewer houses a county has, the closer its level lies to the
+# line that uranium predicts, and the longer its interval is.
 
 # %%
 low, middle, high = np.quantile(posterior["level"].values[0], [0.05, 0.5, 0.95], axis=0)
@@ -72,8 +72,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# The draws go wherever draws of `pm.sample` go: here into a posterior predictive check. The share
-# of houses above 2 on the log scale, in the data and in data that the model makes up:
+# The draws can be used like draws of `pm.sample`, here for a posterior predictive check. This is
+# the share of houses above 2 on the log scale, in the data and in data simulated from the model:
 
 # %% tags=["remove-stderr"]
 with model:

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Robust regression, with a projection
 #
-# A Student-t likelihood forgives outliers, and pays for it: its log density is not concave, so
-# that an average of its Hessians may point the wrong way, above all far from the solution. Two
-# things keep an iteration of Algorithm 1 in its domain: a guard, which is the default, and a
-# projection onto covariances with bounded eigenvalues, which is the paper's way.
+# A Student-t likelihood is robust to outliers, but its log density is not concave: the mean of its
+# Hessians may be indefinite, above all far from the solution. Two things keep an iteration of
+# Algorithm 1 in its domain: a guard, which is the default, and a projection onto covariances with
+# bounded eigenvalues, which the paper uses.
 
 # %%
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ with pm.Model() as model:
     pm.StudentT("y", nu=3, mu=intercept + slope * x, sigma=0.5, observed=y)
 
 # %% [markdown]
-# The automatic engine needs none of this. It starts where PyMC starts, and stops by itself.
+# The automatic engine needs no projection. It starts at PyMC's initial point and stops by itself.
 
 # %%
 with model:
@@ -33,9 +33,9 @@ with model:
 automatic.report
 
 # %% [markdown]
-# Algorithm 1 by hand, from a poor start: a constant step, ten draws an iteration, and the paper's
-# bare update (`guard="none"`), once with the eigenvalues of the covariance kept between 1e-4 and
-# 0.1, once without any bound.
+# Now Algorithm 1 with a schedule, from a poor start: a constant step, ten draws per iteration, and
+# the paper's plain update (`guard="none"`), once with the eigenvalues of the covariance kept
+# between 1e-4 and 0.1, once without bounds.
 
 
 # %%
@@ -74,14 +74,14 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Both come to the same place from every seed: the solution lies inside the bounds. The projected
-# runs do so in step with each other, because the bound on the variance keeps every draw near the
-# mean; the guarded ones take what the draws say and differ more on the way. With neither, the
-# bare update leaves the domain, which is an error that says at which iteration, and what to do.
+# Both reach the same solution from every seed, since it lies inside the bounds. The projected runs
+# hardly differ from each other, because the bound on the variance keeps every draw near the mean;
+# the guarded runs differ more on the way. With neither, the plain update leaves the domain; the
+# error says at which iteration, and what to do.
 #
-# The upper bound is what matters here, and it has to be chosen. For a posterior of your own start
-# with the automatic engine, and reach for a projection where a bound on the covariance is something
-# you know and want to keep.
+# The upper bound is the one that matters here, and it has to be chosen. For a posterior of your own
+# begin with the automatic engine, and use a projection if you know a bound on the covariance that
+# must hold.
 
 # %%
 figure, axes = plt.subplots(figsize=(6.5, 3.8), layout="constrained")

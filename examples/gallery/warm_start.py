@@ -2,9 +2,9 @@
 # # Starting NUTS from a fit
 #
 # NUTS spends most of its work on two questions: where the posterior is, and what shape it has. A
-# fit answers both in a fraction of a second. `approx.nuts_kwargs()` hands the answers over:
-# starts for the chains, and the covariance as the metric they move in. What NUTS samples is the
-# posterior itself, whatever the fit missed.
+# fit answers both in a fraction of a second. `approx.nuts_kwargs()` passes the answers to NUTS:
+# starting points for the chains, and the covariance as their metric. NUTS samples the posterior
+# itself, so its draws are exact even where the fit is not.
 
 # %%
 import logging
@@ -34,7 +34,7 @@ approx.report
 
 # %% [markdown]
 # The predictors correlate at 0.95 and are far from zero. NUTS at its defaults adapts a diagonal
-# metric, which cannot follow that, and needs long trajectories.
+# metric, which cannot represent the correlations, so it needs long trajectories.
 
 # %% tags=["remove-stderr"]
 options = dict(
@@ -59,9 +59,9 @@ for name, idata in runs.items():
 pd.DataFrame(rows).T.round(0).astype(int)
 
 # %% [markdown]
-# Look at gradients for each effective draw. The fit itself is not free, but its cost is in the
-# report above: some hundred evaluations. `benchmarks/warm_start.py` measures the same on a harder
-# example.
+# Compare the number of gradients for each effective draw. The fit itself is not free, but its cost
+# is in the report above: a few hundred evaluations. `benchmarks/warm_start.py` measures the same on
+# a harder example.
 #
 # Means and standard deviations agree, as they must. They also check the fit:
 

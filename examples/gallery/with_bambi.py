@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Bambi, in one line
 #
-# [Bambi](https://bambinos.github.io/bambi/) writes PyMC models from formulas. Its `fit` hands the
-# method to `pm.fit`, so that NGVI is one keyword away.
+# [Bambi](https://bambinos.github.io/bambi/) writes PyMC models from formulas. Its `fit` passes the
+# method to `pm.fit`, so NGVI needs one keyword only.
 
 # %%
 import arviz as az
@@ -25,7 +25,7 @@ approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, progress
 approx.report
 
 # %% [markdown]
-# What comes back is the approximation, as from `pm.fit`.
+# The result is the approximation, as from `pm.fit`.
 
 # %%
 idata = approx.sample(2000, random_seed=1)

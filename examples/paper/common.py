@@ -47,7 +47,7 @@ class Schedule:
 
 
 def four_schedules(step_size: float, n_samples: int) -> list[Schedule]:
-    """Pair a constant or decreasing step size with constant or growing samples, as the paper."""
+    """Pair a constant or decreasing step size with constant or growing samples, as in the paper."""
     constant, falling = f"$\\eta_t = {step_size:g}$", r"$\eta_t = 2/(t+2)$"
     fixed, growing = f"$N_t = {n_samples}$", "$N_t = t+1$"
     decreasing, more = schedules.decreasing(), schedules.growing(1.0)
@@ -62,7 +62,7 @@ def four_schedules(step_size: float, n_samples: int) -> list[Schedule]:
 def repeat(
     settings: Settings, title: str, one_run: Callable[[np.random.Generator], Outcome]
 ) -> list[Outcome]:
-    """Run once for every seed; the seeds are the same for all that is to be compared."""
+    """Run once for every seed; variants that are compared use the same seeds."""
     seeds = range(settings.seed, settings.seed + settings.runs)
     shown = track(seeds, description=f"{title:<34}", disable=not settings.progress)
     return [one_run(np.random.default_rng(seed)) for seed in shown]

@@ -36,7 +36,7 @@ def gaussian(settings: Settings) -> Rows:
         settings,
         target,
         target.optimum,
-        # The growing samples of 10,000 iterations are 50 million draws a run, one by one.
+        # The growing samples of 10,000 iterations are 50 million draws for each run.
         MeanOfDraws() if settings.paper else BonnetPrice(antithetic=False),
         step_size=0.01,
         n_samples=100,
@@ -100,7 +100,7 @@ def four_curves(
     unit: str,
 ) -> Rows:
     """Run the four schedules, fit their slopes, and write the figure and the numbers."""
-    settling_time(step_size, settings.iterations)  # an error now, not after the runs
+    settling_time(step_size, settings.iterations)  # raises before the runs, not after them
     all_schedules = four_schedules(step_size, n_samples)
     runs = {s.name: distances(target, optimum, s, estimator, settings) for s in all_schedules}
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}

@@ -1,7 +1,7 @@
-"""Experiment 4: what the step size, the sample size and its growth do, on the Gaussian target.
+"""Experiment 4: effects of the step size, the sample size and its growth, on the Gaussian target.
 
 With everything constant the divergence ends at eta V / ((2 - eta) N), proportional to eta and to
-1/N; with samples that grow as t^gamma it goes on falling, as t^-gamma.
+1/N; with samples that grow as t^gamma it keeps falling, as t^-gamma.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DISTANCE = r"mean $d_{A^*}(\omega_*, \omega_t)$"
 
 
 def neighbourhood(settings: Settings) -> Rows:
-    """Experiment 4, step and sample size: where constant ones end."""
-    settling_time(min(STEP_SIZES), settings.iterations)  # an error now, not after the runs
+    """Experiment 4, constant step and sample sizes: the size of the neighbourhood they reach."""
+    settling_time(min(STEP_SIZES), settings.iterations)  # raises before the runs, not after them
     by_step = [Schedule(f"eta = {eta}", rf"$\eta = {eta:g}$", eta, N_SAMPLES) for eta in STEP_SIZES]
     by_sample = [Schedule(f"N = {n}", f"$N = {n}$", STEP_SIZE, n) for n in SAMPLE_SIZES]
     both = [*by_step, *by_sample]
@@ -127,7 +127,7 @@ def write(
     runs: dict[str, Array],
     rows: Rows,
 ) -> dict[str, Array]:
-    """Write the summary and the mean curves, and return these."""
+    """Write the summary and the mean curves, and return the curves."""
     write_summary(settings, name, rows)
     means = {schedule: curves.mean(axis=0) for schedule, curves in runs.items()}
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}

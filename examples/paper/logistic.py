@@ -45,12 +45,12 @@ class Curves:
     log_density: Array
 
     def at(self, t: int) -> float:
-        """ELBO at an iteration, between the recorded ones on a straight line."""
+        """ELBO at an iteration, interpolated linearly between the recorded ones."""
         return float(np.interp(t, self.times, self.elbo))
 
 
 class Experiment:
-    """The model, compiled once for all runs: by the fits, and to judge what they come to."""
+    """The model, compiled once for all runs: for the fits, and for the ELBO of their results."""
 
     def __init__(self, seed: int) -> None:
         model = build_model(seed)
@@ -76,7 +76,7 @@ class Experiment:
                     kept.append(self.elbo(approx.gaussian, judge))
 
             with warnings.catch_warnings():
-                # Mean-field is the paper's choice, and said of every one of hundreds of fits.
+                # Each of hundreds of mean-field fits, which is the paper's family, would warn.
                 warnings.simplefilter("ignore", UnreliableFit)
                 pm.fit(
                     settings.iterations,
@@ -185,7 +185,7 @@ def nats(value: float) -> str:
 
 
 def zoom(axes: Any, curves: Iterable[Curves]) -> None:
-    """Show the last fifty nats of the climb."""
+    """Limit the plot to the last fifty nats of the rise."""
     best = max(curve.elbo.max() for curve in curves)
     axes.set_ylim(best - 50, best + 3)
     if axes.get_xlabel().startswith("iteration"):

@@ -20,7 +20,7 @@ from examples.paper.common import Array, Schedule, Settings
 
 
 def write_summary(settings: Settings, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows, and write them as CSV: what the page quotes."""
+    """Print the rows and write them as the CSV file that the page quotes."""
     shown = [{key: _four_digits(value) for key, value in row.items()} for row in rows]
     table = Table(*(key.replace("_", " ") for key in shown[0]))
     for row in shown:
@@ -52,7 +52,7 @@ def write_curves(path: Path, curves: Mapping[str, Array], samples: Mapping[str, 
 
 
 def thinned(length: int, most: int = 300) -> NDArray[np.intp]:
-    """At most so many of the times 0, ..., length - 1: half spread evenly, half in log t."""
+    """Choose some of the times 0, ..., length - 1: half evenly in t, half evenly in log t."""
     even = np.linspace(0, length - 1, min(length, most // 2))
     early = np.geomspace(1, length, most // 2) - 1
     return np.unique(np.concatenate([even, early]).astype(np.intp))

@@ -1,4 +1,4 @@
-"""Bring what the experiments wrote into the documentation.
+"""Copy what the experiments wrote into the documentation.
 
 ``python -m examples.paper.page FOLDER`` copies the summaries to ``examples/paper/results`` and the
 pictures to ``docs/pictures``, and writes the tables of ``docs/paper.md`` from the summaries.
@@ -21,14 +21,14 @@ _TABLE = re.compile(r"(?P<mark><!-- table: (?P<name>\w+) -->\n)(?:\|.*\n)*")
 
 
 def with_tables(page: str, results: Path) -> str:
-    """Return the page with the table below each mark as the summary of that name has it."""
+    """Return the page with each table replaced by the summary that the comment above it names."""
     return _TABLE.sub(
         lambda match: match["mark"] + markdown_table(results / f"{match['name']}.csv"), page
     )
 
 
 def markdown_table(path: Path) -> str:
-    """Write a CSV file as a Markdown table, its cells as they are."""
+    """Write a CSV file as a Markdown table, with unchanged cells."""
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
     titles = [title.replace("_", " ") for title in header]
@@ -37,7 +37,7 @@ def markdown_table(path: Path) -> str:
 
 
 def update(folder: Path) -> None:
-    """Take over the summaries and pictures that are in `folder`, and write the tables anew."""
+    """Copy the summaries and pictures from `folder`, and write the tables again."""
     RESULTS.mkdir(exist_ok=True)
     for path in folder.glob("*.csv"):
         if not path.stem.endswith("_curves"):

@@ -15,8 +15,7 @@ from pymc_ngvi.core.guards import Guard, Mixed
 class PublishedEstimate(BonnetPrice):
     r"""The estimate of the published code: without :math:`-H\mu` and the prior's gradient.
 
-    Adding :math:`H\mu` to the gradient that `mix` is given takes the term out of the natural
-    gradient again.
+    Adding :math:`H\mu` to the gradient passed to `mix` removes the term from the natural gradient.
 
     Parameters
     ----------
@@ -36,7 +35,7 @@ class PublishedEstimate(BonnetPrice):
 
 
 def clip_covariance(bounds: EigenvalueBounds) -> Guard:
-    """Clip the eigenvalues of the updated covariance, be it definite or not, and keep its mean."""
+    """Clip the eigenvalues of the updated covariance, indefinite or not, and keep its mean."""
 
     def clip(q: Any, estimate: Estimate, step_size: float) -> Mixed:
         precision = (1 - step_size) * q.precision - step_size * estimate.hessian

@@ -1,4 +1,4 @@
-"""Slopes and levels of mean curves, with their errors, beside what the propositions predict."""
+"""Slopes and levels of mean curves, with their errors and the predictions of the propositions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compare(
     statistic: Callable[..., float],
     *curves: Array,
 ) -> dict[str, Any]:
-    """Measure a statistic of mean curves, and put it beside a prediction.
+    """Compare a statistic of mean curves with its prediction.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def jackknife(statistic: Callable[..., float], *curves: Array) -> tuple[float, f
 def log_log_slope(curve: Array, first: int) -> float:
     """Slope of log curve[t] against log t from `first` to the end, at times spread evenly in log t.
 
-    The mean of all values between two such times stands for them, so that none is thrown away.
+    Each of these points is the mean of all values between two such times, so every value is used.
     """
     edges = np.unique(np.geomspace(first, len(curve), 25).astype(int))
     parts = [slice(a, b) for a, b in pairwise(edges)]
@@ -76,7 +76,7 @@ def log_log_slope(curve: Array, first: int) -> float:
 
 
 def settling_time(step_size: float, iterations: int) -> int:
-    """Return when a constant step has forgotten its start, 10 / eta, if the run lasts so long."""
+    """Return 10 / eta, from where on a constant step no longer depends on its start."""
     first = round(10 / step_size)
     if iterations <= first:
         raise TooFewIterationsError(
@@ -87,5 +87,5 @@ def settling_time(step_size: float, iterations: int) -> int:
 
 
 def stationary_level(curve: Array, step_size: float) -> float:
-    """Mean of the curve once the start is forgotten."""
+    """Mean of the curve from `settling_time` on."""
     return float(curve[settling_time(step_size, len(curve) - 1) :].mean())

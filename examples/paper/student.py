@@ -1,9 +1,9 @@
 """Experiment 5: Student regression, a posterior that is not log-concave, and projections.
 
 The mean Hessian may be indefinite far from the mode, and a step may then leave the family's domain.
-Six ways to go on from there, on the same seeds: stop (the bare update), the two guards, the
-projection on the spectrum of the precision, the projection on that of the covariance, and the last
-with the estimate of the paper's published code.
+Six variants are compared on the same seeds: the plain update, which stops there; the two guards;
+the projection of the spectrum of the precision; the projection of the spectrum of the covariance;
+and the latter with the estimate of the paper's published code.
 """
 
 from __future__ import annotations

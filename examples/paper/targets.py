@@ -64,7 +64,7 @@ class MeanOfDraws:
     def __call__(
         self, target: GaussianTarget, q: Gaussian, n_samples: int, rng: np.random.Generator
     ) -> Estimate:
-        """Estimate as from `n_samples` draws; the ELBO, which nobody asks for here, is left out."""
+        """Estimate as from `n_samples` draws; the ELBO is not computed."""
         mean = q.mean + (q.sample(1, rng)[0] - q.mean) / np.sqrt(n_samples)
         gradient = target.precision @ (target.mean - mean)
         return Estimate(gradient, -target.precision, np.nan, np.nan, n_samples)

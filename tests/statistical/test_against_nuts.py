@@ -3,10 +3,12 @@
 import arviz as az
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 import pymc_ngvi as ngvi
 from pymc_ngvi._compat import PYMC_6
+from tests.conftest import fit
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,8 +35,10 @@ def pairs():
     """Of each nested model the approximation, and draws of NUTS."""
     found = {}
     for columns in (1, 2, 3):
-        with logistic(columns):
-            approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
+        with logistic(columns) as model:
+            approx = fit(model)
+        # JAX compiles in seconds, and PyMC 6 hands over to nutpie.
+        with pytensor.config.change_flags(mode="JAX"), model:
             sampled = pm.sample(
                 2000,
                 tune=500,
@@ -43,6 +47,7 @@ def pairs():
                 random_seed=1,
                 progressbar=False,
             )
+        with model:
             pm.compute_log_likelihood(sampled, progressbar=False)
         found[f"{columns} slopes"] = approx, sampled
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytensor
 import pytest
 
 from examples.paper import conjugate, gas_turbine, influence, logistic, student
@@ -23,6 +24,13 @@ needs_data = pytest.mark.skipif(
     not os.environ.get(gas_turbine.VARIABLE),
     reason=f"the gas-turbine data is not in the project; {gas_turbine.VARIABLE} names its folder",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """Compile the models of the experiments: each is evaluated some hundred thousand times."""
+    with pytensor.config.change_flags(mode="NUMBA"):
+        yield
 
 
 def settings(tmp_path, runs, iterations):

@@ -15,6 +15,7 @@ from pymc_ngvi.core.guards import lin
 from pymc_ngvi.core.projections import Identity
 from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.engine.automatic import Engine
+from pymc_ngvi.engine.problem import Problem
 
 
 def spd_matrix(dim, condition, rng):
@@ -215,15 +216,8 @@ class Banana(Target):
 
 def engine(target, *, seed=1, estimator=None, accuracy=0.02, max_evaluations=50_000):
     """The automatic engine with the default guard and no projection."""
-    return Engine(
-        target,
-        estimator=estimator or BonnetPrice(),
-        guard=lin,
-        projection=Identity(),
-        accuracy=accuracy,
-        max_evaluations=max_evaluations,
-        rng=np.random.default_rng(seed),
-    )
+    problem = Problem(target, estimator or BonnetPrice(), lin, Identity(), accuracy)
+    return Engine(problem, max_evaluations, np.random.default_rng(seed))
 
 
 def fit(target, start=None, n=10_000, *, family=FullGaussian, **arguments):

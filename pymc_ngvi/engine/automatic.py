@@ -22,15 +22,10 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, Iterations, State, Status
-from pymc_ngvi.core.estimators import BonnetPrice, Stein
-from pymc_ngvi.core.guards import Guard
-from pymc_ngvi.core.projections import Projection
-from pymc_ngvi.core.target import Target
 from pymc_ngvi.engine.averaging import average
 from pymc_ngvi.engine.level import LevelResult, level
 from pymc_ngvi.engine.problem import Evaluator, Problem
 from pymc_ngvi.engine.secants import Secants
-from pymc_ngvi.engine.settings import DEFAULTS, Settings
 from pymc_ngvi.engine.warm_up import warm_up
 from pymc_ngvi.errors import NonFiniteError
 
@@ -40,21 +35,13 @@ class Engine:
 
     Parameters
     ----------
-    target : Target
-    estimator : BonnetPrice or Stein
-    guard, projection
-        As in :func:`pymc_ngvi.core.algorithm.run`.
-    accuracy : float
-        Tolerated error of every mean, in posterior standard deviations, and of every log standard
-        deviation.
+    problem : Problem
     max_evaluations : int
         Evaluations of the target after which the fit stops in any case.
     rng : numpy.random.Generator
-    settings : Settings
 
     Attributes
     ----------
-    problem : Problem
     evaluator : Evaluator
     n_samples : int
         Draws of the current level, or of the last.
@@ -62,24 +49,11 @@ class Engine:
         What the steps of the last fit have shown; `refine` goes on with them.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        estimator: BonnetPrice | Stein,
-        guard: Guard,
-        projection: Projection,
-        accuracy: float,
-        max_evaluations: int,
-        rng: np.random.Generator,
-        settings: Settings = DEFAULTS,
-    ) -> None:
-        if type(estimator) is BonnetPrice:
-            estimator = BonnetPrice(antithetic=estimator.antithetic, coupled=True)
-        self.problem = Problem(target, estimator, guard, projection, accuracy, settings)
-        self.evaluator = Evaluator(self.problem, max_evaluations, rng)
+    def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
+        self.problem = problem
+        self.evaluator = Evaluator(problem, max_evaluations, rng)
         self.n_samples = 0
-        self.secants = Secants(settings)
+        self.secants = Secants(problem.settings)
 
     @property
     def evaluations(self) -> int:

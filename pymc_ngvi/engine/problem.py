@@ -129,6 +129,9 @@ class Evaluator:
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
         self.problem = problem
+        self.estimator = problem.estimator
+        if type(self.estimator) is BonnetPrice:  # factorised families take Newton's step by it
+            self.estimator = BonnetPrice(antithetic=self.estimator.antithetic, coupled=True)
         self.max_evaluations = max_evaluations
         self.rng = rng
         self.evaluations = 0
@@ -154,7 +157,7 @@ class Evaluator:
         parts = []
         for z in draws.replicates:
             try:
-                parts.append(problem.estimator.at(problem.target, q, z))
+                parts.append(self.estimator.at(problem.target, q, z))
             except NonFiniteError as error:
                 self.evaluations += error.evaluations
                 raise

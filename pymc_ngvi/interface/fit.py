@@ -15,6 +15,7 @@ from pymc_ngvi.core import algorithm, schedules
 from pymc_ngvi.core.algorithm import Info, Iterations, Result, State, Status
 from pymc_ngvi.core.control_variates import Anchored
 from pymc_ngvi.engine.automatic import Engine
+from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.engine.search import Search
 from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, first_line, warn
 from pymc_ngvi.interface.prepare import Prepared
@@ -181,15 +182,11 @@ class Fit:
 
 def _make_search(prepared: Prepared) -> Search:
     """Return the automatic engine, with more states to start from where the first end badly."""
-    engine = Engine(
-        prepared.target,
-        estimator=prepared.parts.estimator,
-        guard=prepared.parts.guard,
-        projection=prepared.parts.projection,
-        accuracy=prepared.options.accuracy,
-        max_evaluations=prepared.options.max_evaluations,
-        rng=prepared.rng,
+    parts, options = prepared.parts, prepared.options
+    problem = Problem(
+        prepared.target, parts.estimator, parts.guard, parts.projection, options.accuracy
     )
+    engine = Engine(problem, options.max_evaluations, prepared.rng)
     return Search(engine, prepared.maker.elsewhere)
 
 

@@ -51,7 +51,7 @@ def resolve_starts(options: Options, model: pymc.Model, layout: Layout) -> list[
     several = isinstance(options.start, list | tuple)
     starts = options.start if several else [options.start]
     if not starts:
-        raise ValueError("start: the list is empty; give at least one place to start from")
+        raise ValueError("start: an empty list gives no place to start from")
     sigma = options.start_sigma
     deviations = None if sigma is None else starting_deviations(sigma, layout)
     return [_resolve(start, deviations, options.parts.family, model, layout) for start in starts]

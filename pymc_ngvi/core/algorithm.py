@@ -359,6 +359,10 @@ def iterate(
     last = first + check_count("n_iterations", n_iterations) - 1
     if not isinstance(rng, np.random.Generator):
         raise TypeError(f"rng must be a numpy.random.Generator, got {type(rng).__name__}")
+    if not isinstance(target, Target | FiniteSum):
+        raise TypeError(
+            f"a target is a subclass of pymc_ngvi.core.target.Target, not {type(target).__name__}"
+        )
     if target.dim != state.q.dim:
         raise ValueError(f"the target has {target.dim} dimensions, the start has {state.q.dim}")
     for t in (first, last):  # the rest of the schedule is checked as it is used

@@ -9,8 +9,9 @@ batch of indices U.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,23 +38,27 @@ class Moments:
     hessian: Array
 
 
-class FiniteSum(Protocol):
-    """A log density made of a prior term and `n_terms` others, with expectations in closed form."""
+class FiniteSum(ABC):
+    """A log density made of a prior term and `n_terms` others, with expectations in closed form.
 
+    Attributes
+    ----------
+    dim : int
+        Number of components d.
+    n_terms : int
+        Number of terms M.
+    """
+
+    dim: int
+    n_terms: int
     #: Zero: passes are counted for targets that read batches; here, terms count as evaluations.
     passes: float = 0.0
 
-    @property
-    def dim(self) -> int:
-        """Number of components d."""
-
-    @property
-    def n_terms(self) -> int:
-        """Number of terms M."""
-
+    @abstractmethod
     def prior(self, q: Gaussian) -> Moments:
         """Moments of the prior term under q."""
 
+    @abstractmethod
     def terms(self, q: Gaussian, indices: NDArray[np.intp]) -> Moments:
         """Moments under q of the sum of the terms with these indices."""
 
@@ -145,6 +150,7 @@ class LinearRegression(FiniteSum):
                 f"design has shape {self.design.shape}, response has {self.response.shape}: "
                 "design needs one row for each response"
             )
+        self.n_terms, self.dim = self.design.shape
         finite = np.isfinite(self.design).all(axis=1)
         if not finite.all():
             raise ValueError(f"design is not finite in row {int(np.argmin(finite))}")
@@ -152,7 +158,7 @@ class LinearRegression(FiniteSum):
             raise ValueError(f"noise_variance must be positive, got {noise_variance}")
         self.noise_variance = float(noise_variance)
         precision = np.asarray(prior_precision, dtype=float)
-        dim = self.design.shape[1]
+        dim = self.dim
         self.prior_precision = precision * np.eye(dim) if precision.ndim == 0 else precision
         if self.prior_precision.shape != (dim, dim):
             raise ValueError(f"prior_precision has shape {precision.shape}, expected {(dim, dim)}")
@@ -160,16 +166,6 @@ class LinearRegression(FiniteSum):
         if root is None:
             raise ValueError("prior_precision must be positive definite")
         self._prior_log_det = 2 * float(np.log(root.diagonal()).sum())
-
-    @property
-    def n_terms(self) -> int:
-        """Number of observations M."""
-        return len(self.response)
-
-    @property
-    def dim(self) -> int:
-        """Number of coefficients d."""
-        return int(self.design.shape[1])
 
     def prior(self, q: Gaussian) -> Moments:
         """Moments of the log prior under q."""

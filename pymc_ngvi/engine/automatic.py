@@ -24,7 +24,7 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Info, Iterations, State, Status
 from pymc_ngvi.engine.averaging import average
 from pymc_ngvi.engine.level import LevelResult, level
-from pymc_ngvi.engine.problem import Evaluator, Problem
+from pymc_ngvi.engine.problem import Budget, Problem
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.warm_up import warm_up
 from pymc_ngvi.errors import NonFiniteError
@@ -42,7 +42,7 @@ class Engine:
 
     Attributes
     ----------
-    evaluator : Evaluator
+    budget : Budget
     n_samples : int
         Draws of the current level, or of the last.
     secants : Secants
@@ -51,19 +51,19 @@ class Engine:
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
         self.problem = problem
-        self.evaluator = Evaluator(problem, max_evaluations, rng)
+        self.budget = Budget(problem, max_evaluations, rng)
         self.n_samples = 0
         self.secants = Secants(problem.settings)
 
     @property
     def evaluations(self) -> int:
         """Evaluations of the target spent so far."""
-        return self.evaluator.evaluations
+        return self.budget.evaluations
 
     @property
     def remaining(self) -> int:
         """Evaluations left in the budget."""
-        return self.evaluator.remaining
+        return self.budget.remaining
 
     @property
     def spent(self) -> bool:
@@ -79,7 +79,7 @@ class Engine:
         return (yield from self.converge(state, last))
 
     def warm_up(
-        self, state: State, last: int, budget: int | None = None
+        self, state: State, last: int, share: int | None = None
     ) -> Generator[tuple[State, Info], None, State]:
         """Come near the optimum on a few draws.
 
@@ -88,15 +88,15 @@ class Engine:
         state : State
         last : int
             Iteration to stop at.
-        budget : int, optional
+        share : int, optional
             Evaluations to spend at most, where that is less than the engine has left.
         """
-        evaluator = self.evaluator
+        budget = self.budget
         self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
         self.secants = Secants(self.problem.settings)
-        evaluator.evaluations = max(evaluator.evaluations, state.evaluations)
-        limit = evaluator.max_evaluations if budget is None else evaluator.evaluations + budget
-        return (yield from warm_up(evaluator, state, self.n_samples, last, limit))
+        budget.evaluations = max(budget.evaluations, state.evaluations)
+        limit = budget.max_evaluations if share is None else budget.evaluations + share
+        return (yield from warm_up(budget, state, self.n_samples, last, limit))
 
     def converge(self, state: State, last: int) -> Iterations:
         """Fit from near the optimum on, with as many draws as the accuracy asks for."""
@@ -105,11 +105,11 @@ class Engine:
         self.n_samples = problem.first_size(state.q)
         stuck = 0
         while not self.spent:
-            ended = yield from level(self.evaluator, self.secants, state, self.n_samples, last)
+            ended = yield from level(self.budget, self.secants, state, self.n_samples, last)
             # More draws do not help where it is not their noise that stands in the way.
             stuck = 0 if ended.settled else stuck + 1
             if ended.settled and self._is_near(ended):
-                ended = yield from average(self.evaluator, self.secants, ended, last)
+                ended = yield from average(self.budget, self.secants, ended, last)
             state, self.n_samples = ended.state, ended.n_samples
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
@@ -131,17 +131,16 @@ class Engine:
     def refine(self, state: State, n_iterations: int) -> Iterations:
         """Go on from a state with more and more draws, whatever the accuracy and the budget."""
         problem, settings = self.problem, self.problem.settings
-        self.evaluator.max_evaluations = sys.maxsize
+        self.budget.max_evaluations = sys.maxsize
         last = state.iteration + n_iterations
         while state.iteration < last:
-            more = max(settings.fewest_draws, settings.least_growth * self.evaluator.most_drawn)
+            more = max(settings.fewest_draws, settings.least_growth * self.budget.most_drawn)
             self.n_samples = problem.rounded(min(more, settings.most_draws), state.q)
             before = state.iteration
-            for moved, info in level(
-                self.evaluator, self.secants, state, self.n_samples, last, forced=True
-            ):
-                state = moved
-                yield state, info
+            ended = yield from level(
+                self.budget, self.secants, state, self.n_samples, last, forced=True
+            )
+            state = ended.state
             if state.iteration == before:
                 break  # no step helps
         return Status.REFINED, state
@@ -150,12 +149,12 @@ class Engine:
         """ELBO of each state, all on the same draws; minus infinity where it is not finite."""
         if not states:
             return []
-        draws = self.evaluator.draw(self.problem.settings.compared_draws, states[0].q.dim)
+        draws = self.budget.draw(self.problem.settings.compared_draws, states[0].q.dim)
         elbos = []
         for state in states:
             self.problem.target.place_anchor(state.q)  # another state's may be far from this one
             try:
-                elbos.append(self.evaluator.evaluate(state.q, draws).estimate.elbo)
+                elbos.append(self.budget.evaluate(state.q, draws).estimate.elbo)
             except NonFiniteError:
                 elbos.append(-np.inf)
         return elbos

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated
-from pymc_ngvi.engine.level import Level, LevelResult
-from pymc_ngvi.engine.problem import Draws, Evaluator
+from pymc_ngvi.engine.level import LevelIterations, LevelResult
+from pymc_ngvi.engine.problem import Budget, Draws
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import advance
 from pymc_ngvi.errors import NonFiniteError
 
 
-def average(evaluator: Evaluator, secants: Secants, level: LevelResult, last: int) -> Level:
+def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> LevelIterations:
     """Average fresh draws into a settled level until the accuracy is reached.
 
     The step size is the share of the new draws in all draws, as in the paper's decreasing schedule:
@@ -25,7 +25,7 @@ def average(evaluator: Evaluator, secants: Secants, level: LevelResult, last: in
 
     Parameters
     ----------
-    evaluator : Evaluator
+    budget : Budget
     secants : Secants
         What the level's steps have shown.
     level : LevelResult
@@ -33,21 +33,21 @@ def average(evaluator: Evaluator, secants: Secants, level: LevelResult, last: in
     last : int
         Iteration to stop at.
     """
-    problem, settings = evaluator.problem, evaluator.problem.settings
+    problem, settings = budget.problem, budget.problem.settings
     state, error, total, surprises = level.state, level.error, level.n_samples, 0
     first_size = problem.first_size(state.q)
-    few = evaluator.draw(first_size, state.q.dim)
+    few = budget.draw(first_size, state.q.dim)
     while True:
         most = min(settings.most_averaged * total, settings.most_draws)
         wanted = problem.planned(error, total, total + most) - total
         n_samples = problem.rounded(max(wanted, first_size), state.q)
-        if evaluator.remaining < n_samples:
+        if budget.remaining < n_samples:
             break
         problem.target.follow(state.q, n_samples)
         try:
-            here = evaluator.evaluate(state.q, evaluator.draw(n_samples, state.q.dim))
+            here = budget.evaluate(state.q, budget.draw(n_samples, state.q.dim))
             if problem.excess(here.distance(secants)) > settings.negligible:
-                _look_ahead(evaluator, secants, here, few)
+                _look_ahead(budget, secants, here, few)
         except NonFiniteError:
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
@@ -60,21 +60,21 @@ def average(evaluator: Evaluator, secants: Secants, level: LevelResult, last: in
             error = own
             break
         mixed = Mixed(member, share, active=False)
-        state, info = advance(evaluator, state, here, mixed, member, n_samples)
+        state, info = advance(budget, state, here, mixed, member, n_samples)
         yield state, info
         if state.iteration >= last:
             return LevelResult(state, error, False, n_samples)
         total += n_samples
         error = error.averaged(own, share)
         if problem.excess(error) <= 1:
-            state = replace(state, evaluations=evaluator.evaluations)
+            state = replace(state, evaluations=budget.evaluations)
             return LevelResult(state, error, True, n_samples)
-    return LevelResult(replace(state, evaluations=evaluator.evaluations), error, False, n_samples)
+    return LevelResult(replace(state, evaluations=budget.evaluations), error, False, n_samples)
 
 
-def _look_ahead(evaluator: Evaluator, secants: Secants, here: Evaluated, few: Draws) -> None:
+def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, few: Draws) -> None:
     """Learn the secant along the step that an evaluated member asks for, on a few common draws."""
     ahead = secants.extrapolate(here.q, here.estimate)
-    if ahead is not None and ahead.kl(here.q) < evaluator.problem.longest_step(here.q):
-        before, after = evaluator.evaluate(here.q, few), evaluator.evaluate(ahead, few)
+    if ahead is not None and ahead.kl(here.q) < budget.problem.longest_step(here.q):
+        before, after = budget.evaluate(here.q, few), budget.evaluate(ahead, few)
         secants.add((here.q, before.estimate), (ahead, after.estimate))

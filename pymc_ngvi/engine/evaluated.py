@@ -83,7 +83,7 @@ def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     """
     moved = q.with_mean(np.zeros(q.dim)).fisher_product(direction)
     variance = q.diagonal(moved.second)
-    with np.errstate(over="ignore"):  # far away it is anything
+    with np.errstate(over="ignore"):  # far from the solution overflow is harmless
         mean = np.square(moved.first) / q.variance if q.has_mean else np.zeros(q.dim)
         return SquaredError(
             mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2

@@ -11,7 +11,7 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Info, State
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
-from pymc_ngvi.engine.problem import Draws, Evaluator
+from pymc_ngvi.engine.problem import Budget, Draws
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import Rule, Step, advance, climb, finite_start, settled
 from pymc_ngvi.errors import NonFiniteError
@@ -41,23 +41,24 @@ class LevelResult:
     amplification: float = 1.0
 
 
-Level: TypeAlias = Generator[tuple[State, Info], None, LevelResult]
+#: Generator of the iterations of a level; returns how it ended.
+LevelIterations: TypeAlias = Generator[tuple[State, Info], None, LevelResult]
 
 
 def level(
-    evaluator: Evaluator,
+    budget: Budget,
     secants: Secants,
     state: State,
     n_samples: int,
     last: int,
     *,
     forced: bool = False,
-) -> Level:
+) -> LevelIterations:
     """Iterate on one set of draws until it settles, no step helps, or the budget is spent.
 
     Parameters
     ----------
-    evaluator : Evaluator
+    budget : Budget
     secants : Secants
         What past steps have shown; the steps of this level are added.
     state : State
@@ -68,11 +69,11 @@ def level(
     forced : bool
         Take the first step even where nothing is left to go, and where the budget is spent.
     """
-    problem, settings = evaluator.problem, evaluator.problem.settings
+    problem, settings = budget.problem, budget.problem.settings
     # Between two sets of draws only: those in use would have less in common afterwards.
     problem.target.follow(state.q, n_samples)
-    draws = evaluator.draw(n_samples, state.q.dim)
-    state, here = finite_start(evaluator, state, draws)
+    draws = budget.draw(n_samples, state.q.dim)
+    state, here = finite_start(budget, state, draws)
     error, step_size, least = here.error_of_draws(secants), 1.0, np.inf
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
@@ -83,14 +84,14 @@ def level(
     while forced or not settled(problem, here, secants, error):
         least = min(least, here.asked.nats)
         rule = Rule(settings.shortest_step, problem.longest_step(here.q), helps)
-        step = _extrapolate(evaluator, secants, here, draws, rule)
-        step = step or climb(evaluator, here, draws, step_size, rule, forced=forced)
+        step = _extrapolate(budget, secants, here, draws, rule)
+        step = step or climb(budget, here, draws, step_size, rule, forced=forced)
         forced = False
         if step is None:
-            state = replace(state, evaluations=evaluator.evaluations)
+            state = replace(state, evaluations=budget.evaluations)
             return LevelResult(state, error, False, n_samples)
         state, info = advance(
-            evaluator, state, here, step.mixed, step.there.q, n_samples, step.retreats
+            budget, state, here, step.mixed, step.there.q, n_samples, step.retreats
         )
         yield state, info
         if state.iteration >= last:
@@ -104,16 +105,16 @@ def level(
 
 
 def _extrapolate(
-    evaluator: Evaluator, secants: Secants, here: Evaluated, draws: Draws, rule: Rule
+    budget: Budget, secants: Secants, here: Evaluated, draws: Draws, rule: Rule
 ) -> Step | None:
     """Go where the last steps together lead to, if that helps."""
-    if evaluator.remaining < len(draws) or not len(secants) or evaluator.problem.constrained:
+    if budget.remaining < len(draws) or not len(secants) or budget.problem.constrained:
         return None
     member = secants.extrapolate(here.q, here.estimate)
     if member is None or member.kl(here.q) > rule.longest:
         return None
     try:
-        there = evaluator.evaluate(member, draws)
+        there = budget.evaluate(member, draws)
     except NonFiniteError:
         return None
     return Step(Mixed(member, 1.0, active=False), there) if rule.helps(here, there) else None

@@ -59,7 +59,7 @@ class Problem:
 
     def rounded(self, n: int, q: Gaussian) -> int:
         """Round a number of draws up to one that the designs give and the estimator can use."""
-        if isinstance(self.estimator, Stein):
+        if not getattr(self.estimator, "needs_hessian", True):
             n = max(n, q.min_draws(q.dim))
         return designs.rounded_size(n, q.dim)
 
@@ -76,7 +76,7 @@ class Problem:
         """
         excess = self.excess(error)
         needed = n if excess <= 1 else self.settings.plan_margin * excess * n
-        return int(np.ceil(min(needed, most)))
+        return int(np.ceil(needed)) if needed < most else most  # NaN included
 
     def asked(self, q: Gaussian, estimate: Estimate) -> SquaredError:
         """Squared length of the step an estimate asks for, less what the projection takes back."""
@@ -109,8 +109,8 @@ class Draws:
         return sum(map(len, self.replicates))
 
 
-class Evaluator:
-    """Draws, evaluates members, and counts the evaluations against the budget.
+class Budget:
+    """Evaluates members on common draws, within a budget of evaluations.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class Settings:
     negligible: float = 0.04
     #: Part of the noise of the draws that may be left to go.
     excused: float = 0.3
-    #: Noise that counts for `excused`, at most, in nats per dimension: more excuses nothing.
+    #: At most this much noise, in nats per dimension, counts for `excused`.
     largest_noise: float = 0.1
     #: Nine errors in ten are to be within the accuracy: 0.95 on either side.
     confidence: float = 0.95
@@ -82,7 +82,7 @@ class Settings:
     most_amplification: float = 4.0
     #: New draws at a time, relative to all before, at most.
     most_averaged: int = 16
-    #: Ratio of a squared distance to the one that noise explains from which on it is a surprise.
+    #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0
     #: Surprises after which averaging gives up.
     most_surprises: int = 1

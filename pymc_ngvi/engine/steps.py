@@ -10,7 +10,7 @@ from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
-from pymc_ngvi.engine.problem import Draws, Evaluator, Problem
+from pymc_ngvi.engine.problem import Budget, Draws, Problem
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.errors import NonFiniteError
 
@@ -43,23 +43,23 @@ class Step:
     retreats: int = 0
 
 
-def finite_start(evaluator: Evaluator, state: State, draws: Draws) -> tuple[State, Evaluated]:
+def finite_start(budget: Budget, state: State, draws: Draws) -> tuple[State, Evaluated]:
     """Evaluate the first member, narrowed until the target is finite on all draws."""
-    q, settings = state.q, evaluator.problem.settings
+    q, settings = state.q, budget.problem.settings
     for _ in range(settings.most_narrowings):
         try:
-            here = evaluator.evaluate(q, draws)
+            here = budget.evaluate(q, draws)
         except NonFiniteError as error:
             last = error
             q = type(q).from_mean_precision(q.mean, settings.narrowing * q.precision)
         else:
-            return replace(state, q=q, evaluations=evaluator.evaluations), here
+            return replace(state, q=q, evaluations=budget.evaluations), here
     message = f"{last} however close to the starting point; start elsewhere"
-    raise NonFiniteError(message, last.draws, evaluator.evaluations) from last
+    raise NonFiniteError(message, last.draws, budget.evaluations) from last
 
 
 def climb(
-    evaluator: Evaluator,
+    budget: Budget,
     here: Evaluated,
     draws: Draws,
     step_size: float,
@@ -67,11 +67,11 @@ def climb(
     *,
     forced: bool = False,
 ) -> Step | None:
-    """Take the longest step that helps, with the plain gradient where the other does not.
+    """Take the longest step that helps, by the preconditioned gradient or else the plain one.
 
     Parameters
     ----------
-    evaluator : Evaluator
+    budget : Budget
     here : Evaluated
         The member to step from.
     draws : Draws
@@ -86,14 +86,14 @@ def climb(
     Step or None
         None where no step helps.
     """
-    step = _halve(evaluator, here, here.estimate, draws, step_size, rule, forced)
+    step = _halve(budget, here, here.estimate, draws, step_size, rule, forced)
     if step is None and here.plain.coupling is not None:
-        step = _halve(evaluator, here, here.plain, draws, step_size, rule, forced)
+        step = _halve(budget, here, here.plain, draws, step_size, rule, forced)
     return step
 
 
 def _halve(
-    evaluator: Evaluator,
+    budget: Budget,
     here: Evaluated,
     estimate: Estimate,
     draws: Draws,
@@ -101,15 +101,15 @@ def _halve(
     rule: Rule,
     forced: bool,
 ) -> Step | None:
-    problem, retreats = evaluator.problem, 0
-    while step_size >= rule.shortest and (forced or evaluator.remaining >= len(draws)):
+    problem, retreats = budget.problem, 0
+    while step_size >= rule.shortest and (forced or budget.remaining >= len(draws)):
         mixed = problem.guard(here.q, estimate, step_size)
         candidate = problem.projection(mixed.q)
         step_size /= 2
         if candidate.kl(here.q) > rule.longest:
             continue
         try:
-            there = evaluator.evaluate(candidate, draws)
+            there = budget.evaluate(candidate, draws)
         except NonFiniteError:
             retreats += 1
             continue
@@ -119,7 +119,7 @@ def _halve(
 
 
 def advance(
-    evaluator: Evaluator,
+    budget: Budget,
     state: State,
     here: Evaluated,
     mixed: Mixed,
@@ -138,10 +138,10 @@ def advance(
         guard_active=mixed.active,
         projection_active=q is not mixed.q,
         retreats=retreats,
-        evaluations=evaluator.evaluations,
-        passes=evaluator.problem.target.passes,
+        evaluations=budget.evaluations,
+        passes=budget.problem.target.passes,
     )
-    return State(q, state.iteration + 1, evaluator.evaluations, previous=here.q), info
+    return State(q, state.iteration + 1, budget.evaluations, previous=here.q), info
 
 
 def settled(problem: Problem, here: Evaluated, secants: Secants, error: SquaredError) -> bool:

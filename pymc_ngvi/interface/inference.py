@@ -239,7 +239,12 @@ def fit_method(
     **keywords: Any,
 ) -> Any:
     """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
-    given = dict(inf_kwargs or {}) | keywords
+    given = dict(inf_kwargs or {}) | {
+        name: value
+        for name, value in keywords.items()
+        # None is PyMC's own default for these, and says nothing.
+        if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
+    }
     if isinstance(method, NGVI):
         return method.fit(n, **given)
     check_count("n", n)

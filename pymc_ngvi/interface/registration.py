@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pymc
@@ -46,22 +46,13 @@ def unregister() -> None:
         home.fit = _wrapped.get(home.fit, home.fit)
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is PyMC's default, such as ``random_seed=None``: it says nothing."""
-    parameters = _SIGNATURE.parameters
-    return {
-        name: value for name, value in arguments.items() if value is not parameters[name].default
-    }
-
-
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
         method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
         if isinstance(method, NGVI) or (isinstance(method, str) and method.lower() == _NAME):
             arguments = _SIGNATURE.bind(*args, **kwargs).arguments
-            options = arguments.pop("kwargs", {})
-            return fit_method(**options, **_given(arguments))
+            return fit_method(**arguments.pop("kwargs", {}), **arguments)
         try:
             return original(*args, **kwargs)
         except KeyError as error:

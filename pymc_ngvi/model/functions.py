@@ -67,8 +67,8 @@ class Functions:
             return self._gradient(draws, "none", data)
         if self.hessian is None or self.hessian.evaluator is None:
             raise HessianUnavailableError(
-                "the model's log density has no second derivatives: it can be evaluated with "
-                'curvature="none" only'
+                'the model\'s log density has no second derivatives: use estimator="stein", or an '
+                'estimator that evaluates the target with curvature="none"'
             )
         return self.hessian.evaluator(draws, curvature, data)
 

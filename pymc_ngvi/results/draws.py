@@ -114,8 +114,8 @@ class DrawTransform:
     def _densities(self) -> Densities:
         if self.loaded and self._loader is None:
             raise ValueError(
-                f"the fit read {', '.join(self.loaded)} from a loader, which is not at hand: give "
-                "it to load(..., loader=), or set `loader` of the approximation"
+                f"the fit read {', '.join(self.loaded)} from a loader, which is not available: "
+                "give it to load(..., loader=), or set `loader` of the approximation"
             )
         return Densities(Terms(self._data), [slot.name for slot in self.layout])
 

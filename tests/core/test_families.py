@@ -435,3 +435,18 @@ def test_a_family_of_tied_variances_needs_its_projection_only():
     np.testing.assert_allclose((ahead.second - behind.second) / 2e-6, product.second, rtol=1e-6)
     hessian = q.stein_hessian(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)))
     assert len(set(q.mix_corrected(np.ones(4), hessian, 0.5).precision)) == 2
+
+
+@each_family
+def test_the_member_to_start_from_has_the_absolute_curvature(family):
+    hessian = np.array([[-4.0, 1.0], [1.0, 9.0]])
+    given = hessian if family.curvature == "full" else hessian.diagonal()
+    q = family.from_curvature(np.array([1.0, 2.0]), given)
+    if family.curvature == "full":
+        values = np.linalg.eigvalsh(hessian)
+        np.testing.assert_allclose(np.linalg.eigvalsh(q.precision), np.sort(np.abs(values)))
+    else:
+        np.testing.assert_allclose(q.precision, [4, 9])
+    deviations = np.array([np.nan, 0.5])
+    q = family.from_curvature(np.array([1.0, 2.0]), given, deviations=deviations)
+    assert q.variance[1] == pytest.approx(0.25)

@@ -235,18 +235,3 @@ def test_displacement_is_the_step_an_estimate_asks_for(family):
     np.testing.assert_allclose(found.mean, mean**2, rtol=1e-3, atol=1e-12)
     np.testing.assert_allclose(found.log_sd, log_sd**2, rtol=1e-3)
     assert found.nats == pytest.approx(moved.kl(q) / size**2, rel=1e-3)
-
-
-@each_family
-def test_starting_member(family):
-    hessian = np.array([[-4.0, 1.0], [1.0, 9.0]])
-    given = hessian if family.curvature == "full" else hessian.diagonal()
-    q = family.from_curvature(np.array([1.0, 2.0]), given)
-    if family.curvature == "full":
-        values = np.linalg.eigvalsh(hessian)
-        np.testing.assert_allclose(np.linalg.eigvalsh(q.precision), np.sort(np.abs(values)))
-    else:
-        np.testing.assert_allclose(q.precision, [4, 9])
-    deviations = np.array([np.nan, 0.5])
-    q = family.from_curvature(np.array([1.0, 2.0]), given, deviations=deviations)
-    assert q.variance[1] == pytest.approx(0.25)

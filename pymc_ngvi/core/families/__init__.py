@@ -48,7 +48,7 @@ def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
     """
     if isinstance(family, type) and issubclass(family, Gaussian):
         return family
-    known = all_families()
+    known = {name.lower(): found for name, found in all_families().items()}
     if isinstance(family, str) and family.lower() in known:
         return known[family.lower()]
     hint = did_you_mean(str(family).lower(), known)

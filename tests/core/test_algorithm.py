@@ -465,6 +465,17 @@ class TestBadInput:
         with pytest.raises(TypeError, match="rng must be a"):
             self.run(rng=None)
 
+    def test_a_target_that_is_none(self):
+        with pytest.raises(TypeError, match=r"a target is a subclass of .*Target, not object"):
+            run(
+                object(),
+                start(FullGaussian, 3),
+                n_iterations=1,
+                step_size=0.5,
+                n_samples=2,
+                rng=np.random.default_rng(0),
+            )
+
     def test_a_step_checks_its_sizes(self):
         arguments = dict(
             target=self.target, estimator=BonnetPrice(), guard=lin, projection=Identity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Stein
 from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.core.target import Evaluation, Target
@@ -20,6 +21,7 @@ from tests.targets import (
     HalfSpace,
     LogisticTarget,
     PoissonTarget,
+    engine,
     fit,
     pick,
 )
@@ -235,3 +237,18 @@ def test_displacement_is_the_step_an_estimate_asks_for(family):
     np.testing.assert_allclose(found.mean, mean**2, rtol=1e-3, atol=1e-12)
     np.testing.assert_allclose(found.log_sd, log_sd**2, rtol=1e-3)
     assert found.nats == pytest.approx(moved.kl(q) / size**2, rel=1e-3)
+
+
+def test_an_estimator_from_gradients_gets_the_draws_it_needs():
+    """A Hessian from fewer draws than `min_draws` would be noise."""
+
+    class Own:
+        needs_hessian = False
+        at = Stein().at
+
+    target = GaussianTarget.random(30, 10, seed=1)
+    state = State(FullGaussian.from_curvature(np.zeros(30), None))
+    _, info = next(engine(target, estimator=Own()).fit(state, 10))
+    assert info.n_samples >= FullGaussian.min_draws(30)
+    _, info = next(engine(target).fit(state, 10))
+    assert info.n_samples < FullGaussian.min_draws(30)

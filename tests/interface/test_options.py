@@ -121,3 +121,22 @@ class TestMissingHessians:
     def test_an_estimator_that_asks_for_hessians_without_saying_so_fails(self):
         with pytest.raises(HessianUnavailableError, match="no second derivatives"):
             self.fit(Own(ngvi.BonnetPrice()))
+
+    def test_an_estimator_that_says_so_has_no_hessian_built(self):
+        """The fit warns of no fallback: nobody looked for a Hessian."""
+        estimator = Own(ngvi.Stein())
+        estimator.needs_hessian = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", HessianFallbackWarning)
+            with pm.Model() as model:
+                x = pm.Normal("x", shape=2)
+                pm.Potential("squares", -Square()(x - 1.0).sum())
+            fit(model, n=2, estimator=estimator, step_size=0.5, n_samples=6)
+        assert estimator.calls == 2
+
+
+def test_none_of_a_keyword_leaves_the_word_to_inf_kwargs():
+    with pm.Model() as model:
+        pm.Normal("x")
+    seeds = [fit(model, random_seed=None, inf_kwargs={"random_seed": seed}).seed for seed in (3, 4)]
+    assert seeds == [3, 4]

@@ -17,6 +17,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import warn
 from pymc_ngvi.interface.options import Options, Parts
 from pymc_ngvi.interface.start import Start, other_points
+from pymc_ngvi.model.hessian import HessianUnavailableError
 from pymc_ngvi.model.target import ModelTarget
 
 # Points tried for each start that is asked for, in search of a finite log density.
@@ -154,15 +155,27 @@ def prepare(
     target.begin(rng, controlled=options.controlled)
     parts = options.parts
     has_hessians = parts.needs_hessian is not False and target.hessian_route != "none"
-    if parts.needs_hessian and not has_hessians:
-        stein = Stein(antithetic=getattr(parts.estimator, "antithetic", True))
-        parts = dataclasses.replace(parts, estimator=stein)
     maker = StateMaker(target, parts, has_hessians, starts[0], rng)
     states = _first_states(maker, options)
     states += [maker.at(start) for start in starts[1:]]
     states += maker.elsewhere(options.n_starts - len(states))
+    if not has_hessians and _asks_for_hessians(parts, target, states[0]):
+        stein = Stein(antithetic=getattr(parts.estimator, "antithetic", True))
+        parts = dataclasses.replace(parts, estimator=stein)
     seconds += time.perf_counter() - begin
     return Prepared(target, options, parts, states, maker, rng, seconds)
+
+
+def _asks_for_hessians(parts: Parts, target: ModelTarget, state: State) -> bool:
+    """Whether the estimator needs Hessians; one that does not say is tried on two draws."""
+    if parts.needs_hessian is None:
+        try:
+            parts.estimator(target, state.q, 2, np.random.default_rng(0))
+        except HessianUnavailableError:
+            return True
+        except Exception:  # any other error is told by the fit
+            return False
+    return bool(parts.needs_hessian)
 
 
 def _first_states(maker: StateMaker, options: Options) -> list[State]:

@@ -112,7 +112,7 @@ def test_gradients_only_where_there_is_no_second_derivative():
     with pytest.warns(HessianFallbackWarning, match="gradients only") as caught:
         assert target.hessian_route == "none"
     assert len(caught) == 3
-    with pytest.raises(HessianUnavailableError, match='curvature="none" only'):
+    with pytest.raises(HessianUnavailableError, match='curvature="none"'):
         target.evaluate(x, "full")
     np.testing.assert_allclose(target.evaluate(x, "none").gradient, 0.3 * x**2 - x)
     target.check_start(target.initial_point)

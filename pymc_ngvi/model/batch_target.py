@@ -13,7 +13,7 @@ from pymc_ngvi.core.control_variates import Anchor
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
-from pymc_ngvi.model.target import FullDensity, ModelTarget, Reading
+from pymc_ngvi.model.target import MOST_NOISE, FullDensity, ModelTarget, Reading
 
 # Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
 _CHUNK_NUMBERS = 2**22
@@ -24,8 +24,6 @@ _DRAWS_AT_A_TIME = 32
 DRAWS_A_BATCH = 25
 # Number of batches from which the noise of a log density is estimated.
 _NOISE_BATCHES = 10
-#: Standard deviation, in nats, that batches may add to the logarithm of an importance ratio.
-MOST_NOISE = 0.1
 # Up to so many rows, the log density of all the data is computed and not estimated.
 _FEW_ROWS = 20_000
 # Numbers kept of evaluations at the anchor, so that they need not be repeated.

@@ -38,6 +38,10 @@ from pymc_ngvi.model.terms import Terms
 CURVATURES = ("full", "diagonal", "none")
 
 
+#: Standard deviation, in nats, that batches may add to the logarithm of an importance ratio.
+MOST_NOISE = 0.1
+
+
 @dataclass(frozen=True)
 class Reading:
     """How much a target has read of its data: zeros for a target that holds all its data."""
@@ -65,6 +69,11 @@ class FullDensity:
     log_density: Callable[[Array], Array]
     noise: float = 0.0
     shared: int = 1
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether importance ratios would be those of the batches, not of the posterior."""
+        return self.noise > MOST_NOISE
 
 
 class ModelTarget(Target):

@@ -11,7 +11,6 @@ import numpy as np
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import Gaussian, standard_normal
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.batch_target import MOST_NOISE
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.importance import Importance
 
@@ -101,7 +100,7 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator) -> Verdict
         return Verdict(elbo, np.nan, khat=np.inf, ess=0.0, draws=draws)
     elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
     elbo_se = math.hypot(elbo_se, full.noise * math.sqrt(full.shared / draws))
-    if full.noise > MOST_NOISE:
+    if full.is_noisy:
         return Verdict(elbo, elbo_se, draws=draws)
     importance = Importance.from_ratios(log_ratios)
     return Verdict(elbo, elbo_se, importance.khat, importance.ess, draws)

@@ -117,7 +117,7 @@ class FullGaussian(Gaussian):
         return (draws - self.mean) @ self.factor
 
     def kl(self, other: Self) -> float:
-        # tr(P_other Sigma) = |inv(L) L_other|^2, and both log-determinants are at hand.
+        # tr(P_other Sigma) = |inv(L) L_other|^2, and both log-determinants are known.
         ratio = solve_lower(self.factor, other.factor)
         distance = (other.mean - self.mean) @ other.factor
         # Each diagonal term r^2 - 1 - log r^2 is >= 0, so nothing cancels in the sum.

@@ -98,13 +98,16 @@ class TestMissingHessians:
     """An estimator that needs Hessians is replaced where there are none; no other one is."""
 
     @staticmethod
-    def fit(estimator):
+    def two_steps(estimator):
         with pm.Model() as model:
             x = pm.Normal("x", shape=2)
             pm.Potential("squares", -Square()(x - 1.0).sum())
+        return fit(model, n=2, estimator=estimator, step_size=0.5, n_samples=6)
+
+    def fit(self, estimator):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HessianFallbackWarning)
-            return fit(model, n=2, estimator=estimator, step_size=0.5, n_samples=6)
+            return self.two_steps(estimator)
 
     @pytest.mark.parametrize("antithetic", [True, False])
     def test_stein_takes_over_the_draws(self, antithetic):
@@ -127,10 +130,7 @@ class TestMissingHessians:
         estimator.needs_hessian = False
         with warnings.catch_warnings():
             warnings.simplefilter("error", HessianFallbackWarning)
-            with pm.Model() as model:
-                x = pm.Normal("x", shape=2)
-                pm.Potential("squares", -Square()(x - 1.0).sum())
-            fit(model, n=2, estimator=estimator, step_size=0.5, n_samples=6)
+            self.two_steps(estimator)
         assert estimator.calls == 2
 
 

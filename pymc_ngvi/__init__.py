@@ -8,13 +8,14 @@ SciPy only and can be used on any log density with derivatives.
 
 from pymc_ngvi._version import __version__
 from pymc_ngvi.core import schedules, theory
-from pymc_ngvi.core.estimators import BonnetPrice, Stein
+from pymc_ngvi.core.estimators import BonnetPrice, Score, Stein
 from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.core.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
 from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 from pymc_ngvi.errors import (
     BudgetSpent,
     DomainError,
+    EstimatorChanged,
     FileFormatError,
     NGVIError,
     NonFiniteError,
@@ -38,6 +39,7 @@ __all__ = [
     "DiagonalGaussian",
     "DomainError",
     "EigenvalueBounds",
+    "EstimatorChanged",
     "FileFormatError",
     "FullGaussian",
     "Identity",
@@ -47,6 +49,7 @@ __all__ = [
     "NonFiniteError",
     "NonNegativeMean",
     "ScheduleError",
+    "Score",
     "Stein",
     "Subsampling",
     "UnreliableFit",

@@ -63,6 +63,10 @@ class UnreliableFit(UserWarning):
     """The fit is not close to the posterior, as no Gaussian of its family is."""
 
 
+class EstimatorChanged(UserWarning):
+    """The estimator that was asked for is wrong for this log density, and another one was used."""
+
+
 class BudgetSpent(UserWarning):
     """The fit used up its iterations or evaluations before it reached its accuracy."""
 

@@ -214,6 +214,43 @@ class Banana(Target):
         return Evaluation(self.log_density(draws), gradient, pick(hessian, curvature))
 
 
+class Kinked(Target):
+    """A standard normal times exp(-|direction' x| / scale), with derivatives almost everywhere."""
+
+    def __init__(self, direction, scale):
+        self.direction, self.scale = np.asarray(direction, float), scale
+        self.dim = len(self.direction)
+
+    def log_density(self, draws):
+        return -0.5 * np.square(draws).sum(1) - np.abs(draws @ self.direction) / self.scale
+
+    def evaluate(self, draws, curvature):
+        slope = -np.sign(draws @ self.direction)[:, None] * self.direction / self.scale
+        hessian = np.broadcast_to(-np.eye(self.dim), (len(draws), self.dim, self.dim))
+        return Evaluation(self.log_density(draws), slope - draws, pick(hessian, curvature))
+
+    may_have_kinks = True
+
+    def kinks(self, draws):
+        return ["abs"]
+
+
+class Jumping(GaussianTarget):
+    """A Gaussian target whose log density is higher by `height` where `inside` is true."""
+
+    def __init__(self, dim, inside, height):
+        super().__init__(np.zeros(dim), np.eye(dim))
+        object.__setattr__(self, "extra", lambda draws: height * inside(draws))
+
+    def log_density(self, draws):
+        return super().log_density(draws) + self.extra(draws)
+
+    may_have_kinks = True
+
+    def kinks(self, draws):
+        return ["switch"]
+
+
 def engine(target, *, seed=1, estimator=None, accuracy=0.02, max_evaluations=50_000):
     """The automatic engine with the default guard and no projection."""
     problem = Problem(target, estimator or BonnetPrice(), lin, Identity(), accuracy)

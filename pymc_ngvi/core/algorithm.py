@@ -146,6 +146,7 @@ class Status(StrEnum):
     MAX_ITERATIONS = "max_iterations"
     MAX_EVALUATIONS = "max_evaluations"
     STALLED = "stalled"
+    IMPROPER = "improper"
     REFINED = "refined"
     STOPPED_BY_CALLBACK = "stopped_by_callback"
     INTERRUPTED = "interrupted"

@@ -1,6 +1,6 @@
 r"""Estimators of the mean gradient and Hessian of a log density under a Gaussian.
 
-With f the log density, both the Bonnet-Price and the Stein estimator give
+With f the log density, the Bonnet-Price, the Stein and the score estimator give
 
 .. math:: g \approx E_q[\nabla f(X)], \qquad H \approx E_q[\nabla^2 f(X)],
 
@@ -22,8 +22,8 @@ from pymc_ngvi.core.linalg import Array, symmetrise
 from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.errors import NonFiniteError
 
-# Hessians are evaluated in chunks of about this many numbers (32 MiB), then summed.
-_CHUNK_SIZE = 2**22
+#: Hessians are evaluated in chunks of about this many numbers (32 MiB), then summed.
+CHUNK_SIZE = 2**22
 # Eigenvalues of a Hessian scaled to a diagonal of 1 that are smaller are rounding.
 _SMALLEST_EIGENVALUE = 1e-10
 
@@ -127,7 +127,7 @@ class BonnetPrice(_DrawsEstimator):
         hessian: Array = np.zeros(())
         coupled = self.coupled and q.factorised and q.has_mean
         curvature = "full" if coupled else q.curvature
-        chunk = max(1, _CHUNK_SIZE // (q.dim**2 if coupled else q.precision.size))
+        chunk = max(1, CHUNK_SIZE // (q.dim**2 if coupled else q.precision.size))
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             evaluation = target.evaluate(draws[part], curvature)
@@ -177,6 +177,51 @@ class Stein(_DrawsEstimator):
         )
         hessian = q.stein_hessian(z, residual)
         return Estimate(residual.mean(axis=0), hessian, elbo, elbo_se, len(z))
+
+
+class Score(_DrawsEstimator):
+    r"""Mean gradient and Hessian from log densities alone, for targets that jump.
+
+    .. math:: g = L\, \frac1N\sum_n z_n h_n, \quad
+              H = -P + \frac1N\sum_n h_n\, (L z_n z_n' L' - P), \quad
+              h_n = \log p(x_n) - \log q(x_n) - b_n
+
+    with b the mean over the other draws, which leaves the estimates unbiased. No derivative of the
+    target is evaluated. The price is noise: h varies even where its gradient nearly vanishes.
+
+    Parameters
+    ----------
+    antithetic : bool
+        Draw in pairs (default).
+    """
+
+    name: ClassVar[str] = "score"
+    needs_hessian: ClassVar[bool] = False
+
+    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+        draws = q.unwhiten(z)
+        log_density = target.log_density(draws)
+        if not _all_finite(log_density):
+            evaluation = Evaluation(log_density, np.zeros_like(draws), None)
+            raise _non_finite(evaluation, draws, len(draws), len(draws))
+        log_ratio = log_density - q.log_density_whitened(z)
+        h = self._without_mean_of_others(log_ratio)
+        weighted = -q.score_whitened(z) * h[:, np.newaxis]
+        hessian = q.stein_hessian(z, weighted) - h.mean() * q.precision
+        elbo, elbo_se = mean_and_error(log_ratio, antithetic=self.antithetic)
+        return Estimate(weighted.mean(axis=0), hessian, elbo, elbo_se, len(z))
+
+    def _without_mean_of_others(self, values: Array) -> Array:
+        """Subtract from each value (n,) the mean over the draws that are independent of it."""
+        n = len(values)
+        own, others = values.copy(), np.full(n, n - 1.0)
+        if self.antithetic:
+            paired, half = n // 2, (n + 1) // 2
+            own[:paired] += values[half:]
+            own[half:] += values[:paired]
+            others[:paired] -= 1
+            others[half:] -= 1
+        return np.asarray(values - (values.sum() - own) / np.maximum(others, 1))
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:

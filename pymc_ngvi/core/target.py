@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,6 +48,15 @@ class Target(ABC):
 
     dim: int
     reads_batches: ClassVar[bool] = False
+
+    @property
+    def may_have_kinks(self) -> bool:
+        """Whether the log density may have kinks or jumps, so that `kinks` is worth asking."""
+        return False
+
+    def kinks(self, draws: Array) -> Sequence[str]:
+        """Name what may give the log density a kink or a jump between draws (n, d)."""
+        return ()
 
     @property
     def passes(self) -> float:

@@ -23,6 +23,8 @@ import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, Iterations, State, Status
 from pymc_ngvi.engine.averaging import average
+from pymc_ngvi.engine.derivatives import Finding, examine
+from pymc_ngvi.engine.flatness import FlatDirection
 from pymc_ngvi.engine.level import LevelResult, level
 from pymc_ngvi.engine.problem import Budget, Problem
 from pymc_ngvi.engine.secants import Secants
@@ -47,6 +49,12 @@ class Engine:
         Draws of the current level, or of the last.
     secants : Secants
         What the steps of the last fit have shown; `refine` goes on with them.
+    findings : list of Finding
+        Kinks and jumps that were found, after each of which the engine took another estimator.
+    flat : FlatDirection or None
+        Where a fit did not converge, the direction in which the log density has no curvature.
+    improper : FlatDirection or None
+        The direction along which the posterior is not proper.
     """
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
@@ -54,6 +62,9 @@ class Engine:
         self.budget = Budget(problem, max_evaluations, rng)
         self.n_samples = 0
         self.secants = Secants(problem.settings)
+        self.findings: list[Finding] = []
+        self.flat: FlatDirection | None = None
+        self.improper: FlatDirection | None = None
 
     @property
     def evaluations(self) -> int:
@@ -92,14 +103,49 @@ class Engine:
             Evaluations to spend at most, where that is less than the engine has left.
         """
         budget = self.budget
-        self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
-        self.secants = Secants(self.problem.settings)
         budget.evaluations = max(budget.evaluations, state.evaluations)
         limit = budget.max_evaluations if share is None else budget.evaluations + share
-        return (yield from warm_up(budget, state, self.n_samples, last, limit))
+        self._examine(state)
+        while True:
+            self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
+            self.secants = Secants(self.problem.settings)
+            warmed = yield from warm_up(budget, state, self.n_samples, last, limit)
+            state, self.improper = warmed.state, warmed.flat
+            if state.iteration >= last or self.improper or not self._examine(state):
+                return replace(state, evaluations=self.evaluations)
 
     def converge(self, state: State, last: int) -> Iterations:
-        """Fit from near the optimum on, with as many draws as the accuracy asks for."""
+        """Fit from near the optimum on, with as many draws as the accuracy asks for.
+
+        Where kinks or jumps of the log density prove to have misled the estimator, fit again with
+        the one that they do not mislead.
+        """
+        if self.improper is not None:
+            return Status.IMPROPER, state
+        while True:
+            status, state = yield from self._converge(state, last)
+            if state.iteration >= last or not self._examine(state):
+                break
+            state = yield from self.warm_up(state, last)
+        return status, replace(state, evaluations=self.evaluations)
+
+    def _examine(self, state: State) -> bool:
+        """Look for kinks and jumps; take another estimator and return True where some are found."""
+        problem, budget = self.problem, self.budget
+        most = int(problem.settings.examined_part * self.remaining)
+        finding, spent = examine(
+            problem.target, problem.estimator, state.q, budget.rng, problem.settings, most
+        )
+        budget.evaluations += spent
+        if finding is None:
+            return False
+        self.findings.append(finding)
+        estimator = finding.replacement(antithetic=problem.estimator.antithetic)
+        self.problem = replace(problem, estimator=estimator)
+        budget.problem = self.problem
+        return True
+
+    def _converge(self, state: State, last: int) -> Iterations:
         problem, settings = self.problem, self.problem.settings
         self.secants = Secants(settings)
         self.n_samples = problem.first_size(state.q)
@@ -110,7 +156,7 @@ class Engine:
             stuck = 0 if ended.settled else stuck + 1
             if ended.settled and self._is_near(ended):
                 ended = yield from average(self.budget, self.secants, ended, last)
-            state, self.n_samples = ended.state, ended.n_samples
+            state, self.n_samples, self.flat = ended.state, ended.n_samples, ended.flat
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
             if ended.settled and problem.excess(ended.error) <= 1:

@@ -11,6 +11,7 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Info, State
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
+from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
 from pymc_ngvi.engine.problem import Budget, Draws
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import Rule, Step, advance, climb, finite_start, settled
@@ -32,6 +33,8 @@ class LevelResult:
         Size of the last set of draws.
     amplification : float
         Squared error of the solution relative to that of one step, in nats.
+    flat : FlatDirection or None
+        Where the iteration did not settle, the direction in which the target has no curvature.
     """
 
     state: State
@@ -39,6 +42,7 @@ class LevelResult:
     settled: bool
     n_samples: int
     amplification: float = 1.0
+    flat: FlatDirection | None = None
 
 
 #: Generator of the iterations of a level; returns how it ended.
@@ -89,7 +93,8 @@ def level(
         forced = False
         if step is None:
             state = replace(state, evaluations=budget.evaluations)
-            return LevelResult(state, error, False, n_samples)
+            flat = find_flat_direction(here, settings.flat_curvature)
+            return LevelResult(state, error, False, n_samples, flat=flat)
         state, info = advance(
             budget, state, here, step.mixed, step.there.q, n_samples, step.retreats
         )

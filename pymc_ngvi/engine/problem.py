@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_ngvi.core import designs
-from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Stein, decouple, pool
+from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Score, Stein, decouple, pool
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.guards import Guard
 from pymc_ngvi.core.linalg import Array
@@ -27,7 +27,7 @@ class Problem:
     Attributes
     ----------
     target : Target
-    estimator : BonnetPrice or Stein
+    estimator : BonnetPrice, Stein or Score
     guard, projection
         As in :func:`pymc_ngvi.core.algorithm.run`.
     accuracy : float
@@ -37,7 +37,7 @@ class Problem:
     """
 
     target: Target
-    estimator: BonnetPrice | Stein
+    estimator: BonnetPrice | Stein | Score
     guard: Guard
     projection: Projection
     accuracy: float
@@ -121,6 +121,8 @@ class Budget:
 
     Attributes
     ----------
+    problem : Problem
+        May be replaced by one with another estimator.
     evaluations : int
         Evaluations of the target spent so far.
     most_drawn : int
@@ -129,9 +131,6 @@ class Budget:
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
         self.problem = problem
-        self.estimator = problem.estimator
-        if type(self.estimator) is BonnetPrice:  # factorised families take Newton's step by it
-            self.estimator = BonnetPrice(antithetic=self.estimator.antithetic, coupled=True)
         self.max_evaluations = max_evaluations
         self.rng = rng
         self.evaluations = 0
@@ -141,6 +140,14 @@ class Budget:
     def remaining(self) -> int:
         """Evaluations left in the budget."""
         return self.max_evaluations - self.evaluations
+
+    @property
+    def estimator(self) -> BonnetPrice | Stein | Score:
+        """The estimator of the problem; factorised families take Newton's step by its Hessian."""
+        estimator = self.problem.estimator
+        if type(estimator) is BonnetPrice:
+            return BonnetPrice(antithetic=estimator.antithetic, coupled=True)
+        return estimator
 
     def draw(self, n: int, dim: int) -> Draws:
         """Draw about n standard normal rows in replicates, and the seed of their batches."""

@@ -73,6 +73,28 @@ class Settings:
     #: Levels in a row without a step that helps after which the fit has stalled.
     most_stuck: int = 2
 
+    # Flat directions.
+
+    #: Curvature of the target, relative to that of q, below which it is flat along a direction.
+    flat_curvature: float = 0.05
+    #: A step that doubles the variance along a flat direction gains log(2) / 2, in nats. One that
+    #: gains less than this does something else.
+    flat_gain: float = 0.1
+    #: Steps in a row that widen the member along a flat direction, each about twofold, after which
+    #: the posterior is not proper. One that is only wide is found in few steps, by its curvature.
+    most_widenings: int = 40
+    #: The same after a growth of a variance by this factor, in however few steps.
+    most_widening: float = 1e40
+
+    # Looking for kinks and jumps of the log density.
+
+    #: Draws among which kinks are looked for, and the first that are evaluated to measure them.
+    examined_draws: int = 128
+    #: While the answer is open or has to be confirmed, so many times more draws are evaluated, up
+    #: to this part of what is left of the budget.
+    examined_growth: int = 4
+    examined_part: float = 0.25
+
     # Averaging fresh draws into a settled level.
 
     #: Squared error, relative to the one allowed, below which draws are averaged.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,15 +15,33 @@ from pymc_ngvi.core import algorithm, schedules
 from pymc_ngvi.core.algorithm import Info, Iterations, Result, State, Status
 from pymc_ngvi.core.control_variates import Anchored
 from pymc_ngvi.engine.automatic import Engine
+from pymc_ngvi.engine.derivatives import Finding, examine
 from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.engine.search import Search
-from pymc_ngvi.errors import BudgetSpent, NonFiniteError, UnreliableFit, first_line, warn
+from pymc_ngvi.engine.settings import DEFAULTS
+from pymc_ngvi.errors import (
+    BudgetSpent,
+    EstimatorChanged,
+    NonFiniteError,
+    UnreliableFit,
+    first_line,
+    warn,
+)
+from pymc_ngvi.interface.interrupts import Shield
 from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.target import Reading
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVIMeanField
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict, judge
+
+
+class Note(NamedTuple):
+    """What a fit found of the log density: for the report, and as a warning."""
+
+    text: str
+    category: type[Warning]
+
 
 PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
 
@@ -71,6 +89,8 @@ class Fit:
         self.history: list[Info] = []
         self.search = _make_search(prepared) if prepared.options.automatic else None
         self._seconds = {"fit": 0.0, "verdict": 0.0}
+        self._misleading: Finding | None = None  # what a schedule could do nothing about
+        self._told: list[Note] = []
         self._judging = Reading()  # what all verdicts so far have read of the data
 
     def run(self, n: int, progress: ProgressBar) -> None:
@@ -93,16 +113,27 @@ class Fit:
     def _complete(self, iterations: Iterations, progress: ProgressBar) -> Status:
         """Run the iterations, judge the member they came to, and report; return the status."""
         target, callbacks = self.prepared.target, [self._record, progress.update, self._call_back]
-        try:
-            with self._timed("fit"), progress:
-                result = algorithm.drive(iterations, self.state, callbacks, target)
-        except BaseException as error:
-            self._conclude(getattr(error, "result", Result(self.state, [], Status.FAILED)))
-            error.approximation = self.approx  # type: ignore[attr-defined]
-            if isinstance(error, NonFiniteError):
-                error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
-            raise
-        _warn_of_verdict(self._conclude(result))
+        result: Result | None = None
+        with Shield() as shield:
+            try:
+                with self._timed("fit"), progress, shield.lifted():
+                    result = algorithm.drive(iterations, self.state, callbacks, target)
+                    self._examine(result)
+            except KeyboardInterrupt:  # outside the iterations, which keep their own state
+                result = result or Result(self.state, [], Status.INTERRUPTED)
+            except BaseException as error:
+                failed = getattr(error, "result", None) or Result(self.state, [], Status.FAILED)
+                self._conclude(result or failed, shield)
+                error.approximation = self.approx  # type: ignore[attr-defined]
+                if isinstance(error, NonFiniteError):
+                    error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
+                raise
+            verdict = self._conclude(result, shield)
+        for note in self._notes:
+            if note not in self._told:
+                warn(f"ngvi: {note.text}", note.category)
+        self._told = self._notes
+        _warn_of_verdict(verdict)
         return result.status
 
     def _record(self, state: State, info: Info) -> None:
@@ -120,12 +151,12 @@ class Fit:
     def _losses(self) -> np.ndarray:
         return np.array([-info.elbo for info in self.history])
 
-    def _conclude(self, result: Result) -> Verdict:
+    def _conclude(self, result: Result, shield: Shield) -> Verdict:
         """Keep the result, judge it, and report."""
         result = self._keep(result)
         before = self.prepared.target.reading
         with self._timed("verdict"):
-            verdict = self._judge(result)
+            verdict = self._judge(result, shield)
         self.approx.report = self._report(result, verdict, before)
         return verdict
 
@@ -143,12 +174,13 @@ class Fit:
         self.approx.seed = self.prepared.options.random_seed
         return result
 
-    def _judge(self, result: Result) -> Verdict:
+    def _judge(self, result: Result, shield: Shield) -> Verdict:
         """Judge the result, unless it was cut short; a failure to judge does not lose the fit."""
         if result.status in (Status.FAILED, Status.INTERRUPTED):
             return Verdict()
         try:
-            return judge(self.prepared.target, result.q, self.prepared.rng)
+            with shield.lifted():
+                return judge(self.prepared.target, result.q, self.prepared.rng)
         except (Exception, KeyboardInterrupt) as error:
             return Verdict(problem=first_line(error))
 
@@ -157,7 +189,7 @@ class Fit:
         fitting = _difference(before, self._judging)
         judging = _difference(self.prepared.target.reading, before)
         self._judging = _difference(self.prepared.target.reading, fitting)
-        estimator = self.prepared.parts.estimator
+        estimator = self._estimator
         return Report.from_history(
             self.history,
             result,
@@ -167,9 +199,35 @@ class Fit:
             fit_seconds=self._seconds["fit"],
             verdict_seconds=self._seconds["verdict"],
             starts=() if self.search is None else self.search.attempts,
+            notes=tuple(note.text for note in self._notes),
             fitting=fitting,
             judging=judging,
         )
+
+    @property
+    def _estimator(self) -> Any:
+        """The estimator that the last iterations used."""
+        if self.search is None:
+            return self.prepared.parts.estimator
+        return self.search.engine.problem.estimator
+
+    def _examine(self, result: Result) -> None:
+        """Look for kinks and jumps after a schedule; the automatic engine does that by itself."""
+        if self.search is None and result.status != Status.INTERRUPTED:
+            prepared, most = self.prepared, DEFAULTS.examined_draws
+            self._misleading, _ = examine(
+                prepared.target, self._estimator, result.q, prepared.rng, DEFAULTS, most
+            )
+
+    @property
+    def _notes(self) -> list[Note]:
+        """What the fit found of the log density."""
+        if self.search is not None:
+            return _notes_of_engine(self.search.engine, self.prepared.target.layout.label)
+        if self._misleading is None:
+            return []
+        advice = f'give estimator="{self._misleading.replacement.name}"'
+        return [Note(f"{self._misleading}: {advice}", UnreliableFit)]
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -210,6 +268,24 @@ def _scheduled(prepared: Prepared, state: State, n: int) -> Iterations:
         averaging=options.averaging,
         rng=prepared.rng,
     )
+
+
+def _notes_of_engine(engine: Engine, label: Callable[[int], str]) -> list[Note]:
+    """Say which kinks and jumps, and which flat direction, the automatic engine has found."""
+    notes = [
+        Note(
+            f'{found}; the fit went on with estimator="{found.replacement.name}"', EstimatorChanged
+        )
+        for found in engine.findings
+    ]
+    for direction, what in (
+        (engine.improper, "the posterior is not proper along {}: give a proper prior"),
+        (engine.flat, "the log density is flat along {}, as far as the fit came"),
+    ):
+        if direction is not None:
+            components = ", ".join(map(label, direction.components[:5]))
+            notes.append(Note(what.format(components), UnreliableFit))
+    return notes
 
 
 def _difference(later: Reading, earlier: Reading) -> Reading:

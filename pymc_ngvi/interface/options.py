@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pymc_ngvi.arguments import check_choice, check_count, did_you_mean
-from pymc_ngvi.core.estimators import BonnetPrice, Estimator, Stein
+from pymc_ngvi.core.estimators import BonnetPrice, Estimator, Score, Stein
 from pymc_ngvi.core.families import Gaussian, get_family
 from pymc_ngvi.core.guards import Guard, get_guard
 from pymc_ngvi.core.projections import Identity, Projection, check_projection
@@ -33,7 +33,7 @@ IGNORED = frozenset(
     }
 )
 
-_ESTIMATORS = {kind.name: kind for kind in (BonnetPrice, Stein)}
+_ESTIMATORS = {kind.name: kind for kind in (BonnetPrice, Stein, Score)}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class Options:
         "fullrank" (default), "meanfield", "centred_meanfield", or a family of
         :mod:`pymc_ngvi.core.families`.
     estimator : str or object
-        "bonnet-price" (exact Hessians, default), "stein" (gradients only), or an instance of one.
+        "bonnet-price" (exact Hessians, default), "stein" (gradients only), "score" (log densities
+        only), or an instance of one. Where kinks or jumps of the log density mislead an estimator,
+        the automatic engine goes on with the next of these, and says so.
     guard : str or callable
         "lin" (default), "backtrack" or "none"; see :mod:`pymc_ngvi.core.guards`.
     projection : callable, optional

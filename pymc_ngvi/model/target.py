@@ -32,6 +32,7 @@ from pymc_ngvi.model.evaluators import Compiler, Data
 from pymc_ngvi.model.functions import Functions
 from pymc_ngvi.model.graph import build_graph
 from pymc_ngvi.model.hessian import Hessian, difference_hessian
+from pymc_ngvi.model.kinks import Kinks
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
 
@@ -110,6 +111,7 @@ class ModelTarget(Target):
         with pytensor.config.change_flags(traceback__limit=0):
             graph = build_graph(terms, self.layout)
         self._functions = Functions(graph, compiler, self.layout)
+        self._kinks = Kinks(graph, terms)
 
     def unflatten(self, vector: Array) -> dict[str, NDArray[Any]]:
         """Return the vector (d,) as a point on the unconstrained scale."""
@@ -172,6 +174,16 @@ class ModelTarget(Target):
         if curvature != "none":
             self._ensure_hessian()
         return self._functions.evaluate(draws, curvature, data)
+
+    @property
+    def may_have_kinks(self) -> bool:
+        """Whether an operation of the log density may give it a kink or a jump."""
+        return bool(self._kinks)
+
+    def kinks(self, draws: Array) -> list[str]:
+        """Name the operations that switch sides between draws (n, d), and their variables."""
+        rows = (self._draw_rows() for _ in draws)
+        return self._kinks.crossed(self._as_draws(draws), rows)
 
     def _as_draws(self, draws: Array) -> Array:
         # Writable too: Numba compiles anew for read-only arrays.

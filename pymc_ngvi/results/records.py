@@ -191,7 +191,10 @@ def report_from_json(text: str) -> Report | None:
     if values is None:
         return None
     starts = tuple(Attempt(**attempt) for attempt in values["starts"])
-    return Report(**{**values, "status": Status(values["status"]), "starts": starts})
+    notes = tuple(values.get("notes", ()))
+    return Report(
+        **{**values, "status": Status(values["status"]), "starts": starts, "notes": notes}
+    )
 
 
 def report_to_attributes(report: Report) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class Report:
     ----------
     status : Status
         "converged", or why the fit stopped: "max_iterations", "max_evaluations", "stalled" (no step
-        improves the ELBO), "stopped_by_callback", "interrupted", "failed"; "refined" after
-        `refine`.
+        improves the ELBO), "improper" (the posterior is not proper), "stopped_by_callback",
+        "interrupted", "failed"; "refined" after `refine`.
     family, estimator : str
         Names of the family and of the estimator.
     dim : int
@@ -63,6 +63,8 @@ class Report:
         of all rows.
     anchors : int
         Anchors of the control variates placed by the fit; each reads all rows once.
+    notes : tuple of str
+        What the fit found of the log density: kinks, jumps and flat directions.
     """
 
     status: Status
@@ -88,6 +90,7 @@ class Report:
     passes: float = 0.0
     verdict_passes: float = 0.0
     anchors: int = 0
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_history(
@@ -101,6 +104,7 @@ class Report:
         fit_seconds: float,
         verdict_seconds: float,
         starts: Sequence[Attempt],
+        notes: Sequence[str] = (),
         fitting: Reading,
         judging: Reading,
     ) -> Report:
@@ -116,6 +120,7 @@ class Report:
         estimator : str
         compile_seconds, fit_seconds, verdict_seconds : float
         starts : sequence of Attempt
+        notes : sequence of str
         fitting, judging : Reading
             What the iterations, and what the verdict, have read of the data.
         """
@@ -141,6 +146,7 @@ class Report:
             fit_seconds=fit_seconds,
             verdict_seconds=verdict_seconds,
             starts=tuple(starts),
+            notes=tuple(notes),
             n_rows=fitting.n_rows,
             batch_size=fitting.batch_size,
             passes=fitting.rows / max(fitting.n_rows, 1),
@@ -192,6 +198,7 @@ class Report:
             rows.append(("data", self._data()))
         if len(self.starts) > 1:
             rows.append(("starts", self._starts()))
+        rows += [("note", note) for note in self.notes]
         return [*rows, ("time", self._times())]
 
     def __str__(self) -> str:

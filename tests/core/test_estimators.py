@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core import estimators
-from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Stein, decouple
+from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Score, Stein, decouple
 from pymc_ngvi.core.families import (
     CentredDiagonalGaussian,
     DiagonalGaussian,
@@ -24,6 +24,8 @@ ESTIMATORS = [
     BonnetPrice(antithetic=False),
     Stein(),
     Stein(antithetic=False),
+    Score(),
+    Score(antithetic=False),
 ]
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 
@@ -104,7 +106,7 @@ def test_elbo_standard_error_is_calibrated(estimator):
 def test_chunks_change_nothing(estimator, monkeypatch):
     q = member(FullGaussian)
     whole = estimator(logistic, q, 25, np.random.default_rng(8))
-    monkeypatch.setattr(estimators, "_CHUNK_SIZE", 40)
+    monkeypatch.setattr(estimators, "CHUNK_SIZE", 40)
     chunked = estimator(logistic, q, 25, np.random.default_rng(8))
     np.testing.assert_allclose(chunked.hessian, whole.hessian, rtol=1e-12)
     np.testing.assert_allclose(chunked.gradient, whole.gradient, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,166 @@
+"""Where a log density may have kinks and jumps: operations whose derivative is not continuous.
+
+An absolute value, a maximum, a comparison or a rounding on the way from the parameters to the log
+density has a kink or a jump only where it switches from one side to the other. Most never switch
+(the scale that a prior compares with zero is always positive), and many that do are smooth all the
+same (two formulas for one function). So this is a hint where to look, and no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import io_toposort
+from pytensor.scalar import basic as scalar
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import Max, Min
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.sort import SortOp
+
+from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.model.evaluators import Data
+from pymc_ngvi.model.graph import Graph
+from pymc_ngvi.model.terms import Terms
+
+# Roundings, whose value itself tells the side.
+_STEPS = (
+    scalar.Ceil,
+    scalar.Floor,
+    scalar.IntDiv,
+    scalar.RoundHalfAwayFromZero,
+    scalar.RoundHalfToEven,
+    scalar.Sign,
+    scalar.Trunc,
+)
+
+
+@dataclass(frozen=True)
+class Kink:
+    """An operation whose derivative is not continuous.
+
+    Attributes
+    ----------
+    operation : str
+        Its name.
+    side : Variable or None
+        A number for each element that changes where the element switches sides; None where that
+        cannot be seen from outside: in a loop, or in an operation of somebody else.
+    """
+
+    operation: str
+    side: Variable | None
+
+
+class Kinks:
+    """The operations of a log density that may give it kinks and jumps.
+
+    Parameters
+    ----------
+    graph : Graph
+    terms : Terms
+        Name the variables in whose terms the operations are.
+    """
+
+    def __init__(self, graph: Graph, terms: Terms) -> None:
+        self._inputs = [graph.x, *graph.data]
+        self._kinks = [*_find([graph.x], graph.log_density)]
+        self._terms = terms
+        self._function: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self._kinks)
+
+    def crossed(self, draws: Array, data: Data) -> list[str]:
+        """Return the operations that are not on the same side at all draws (n, d).
+
+        Parameters
+        ----------
+        draws : array, (n, d)
+        data : iterable of tuple
+            For each draw the rows of data that it sees.
+        """
+        if self._function is None:
+            sides = [kink.side for kink in self._kinks if kink.side is not None]
+            # Once, and of a few draws: compiling would take longer.
+            with pytensor.config.change_flags(traceback__limit=0, cxx=""):
+                self._function = pytensor.function(
+                    self._inputs, sides, mode=interpreted_mode(), on_unused_input="ignore"
+                )
+        names = [kink.operation for kink in self._kinks if kink.side is None]
+        seen = [kink.operation for kink in self._kinks if kink.side is not None]
+        first, *others = (
+            self._function(draw, *rows) for draw, rows in zip(draws, data, strict=False)
+        )
+        for name, side, *more in zip(seen, first, *others, strict=True):
+            if any(np.shape(other) != np.shape(side) or (other != side).any() for other in more):
+                names.append(name)
+        return self._located(dict.fromkeys(names))
+
+    def _located(self, names: Iterable[str]) -> list[str]:
+        """Add to each operation the variables in whose terms it is."""
+        values = self._terms.data.model.value_vars
+        where: dict[str, list[str]] = {name: [] for name in names}
+        for term in self._terms:
+            for name in {kink.operation for kink in _find(values, term.logp)} & set(where):
+                where[name].append(str(term.variable.name))
+        return [f"{name} in {', '.join(of)}" if of else name for name, of in where.items()]
+
+
+def _find(inputs: Iterable[Variable], output: Variable) -> Iterator[Kink]:
+    """Yield what may have a kink between the inputs and the output of a graph."""
+    downstream = set(inputs)
+    for node in io_toposort([], [output]):
+        moving = [variable for variable in node.inputs if variable in downstream]
+        if not moving or isinstance(node.op, Shape | Shape_i):
+            continue
+        downstream.update(node.outputs)
+        yield from _of_node(node, moving)
+
+
+def _of_node(node: Apply, moving: list[Variable]) -> Iterator[Kink]:
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    if isinstance(op, HasInnerGraph):
+        for output in op.fgraph.outputs:
+            yield from (Kink(k.operation, None) for k in _find(op.fgraph.inputs, output))
+        return
+    name = str(getattr(op, "scalar_op", op)).split("{")[0].lower()
+    known = type(op).__module__.split(".")[0] in ("pytensor", "pymc")
+    if isinstance(op, Max | Min | SortOp) or not known:
+        yield Kink(name, None)
+    elif isinstance(op, Elemwise):
+        side = _side(op.scalar_op, node)
+        if side is not None:
+            yield Kink(name, side)
+    # From continuous numbers to discrete ones, as comparisons and casts lead.
+    if any(_is_float(variable) for variable in moving):
+        for output in node.outputs:
+            if not _is_float(output) and hasattr(output.type, "dtype"):
+                yield Kink(name, output)
+
+
+def _side(op: Any, node: Apply) -> Variable | None:
+    """Say for each element on which side it is; None for an operation without a kink."""
+    inputs = node.inputs
+    if isinstance(op, scalar.Abs):
+        return pt.ge(inputs[0], 0)
+    if isinstance(op, scalar.ScalarMaximum | scalar.ScalarMinimum):
+        return sum((pt.ge(inputs[0], other) for other in inputs[1:]), pt.zeros((), dtype="int8"))
+    if isinstance(op, scalar.Clip):
+        value, lower, upper = inputs
+        return pt.ge(value, lower) + pt.ge(value, upper)
+    if isinstance(op, scalar.Mod):
+        return pt.floor(inputs[0] / inputs[1])
+    return node.outputs[0] if isinstance(op, _STEPS) else None
+
+
+def _is_float(variable: Variable) -> bool:
+    return str(getattr(variable.type, "dtype", "")).startswith("float")

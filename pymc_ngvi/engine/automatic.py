@@ -105,13 +105,13 @@ class Engine:
         budget = self.budget
         budget.evaluations = max(budget.evaluations, state.evaluations)
         limit = budget.max_evaluations if share is None else budget.evaluations + share
-        self._examine(state)
+        self._examine(state, early=True)
         while True:
             self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
             self.secants = Secants(self.problem.settings)
             warmed = yield from warm_up(budget, state, self.n_samples, last, limit)
             state, self.improper = warmed.state, warmed.flat
-            if state.iteration >= last or self.improper or not self._examine(state):
+            if state.iteration >= last or self.improper or not self._examine(state, early=True):
                 return replace(state, evaluations=self.evaluations)
 
     def converge(self, state: State, last: int) -> Iterations:
@@ -129,10 +129,15 @@ class Engine:
             state = yield from self.warm_up(state, last)
         return status, replace(state, evaluations=self.evaluations)
 
-    def _examine(self, state: State) -> bool:
-        """Look for kinks and jumps; take another estimator and return True where some are found."""
+    def _examine(self, state: State, *, early: bool = False) -> bool:
+        """Look for kinks and jumps; take another estimator and return True where some are found.
+
+        An `early` look, from which the fit still goes on, sees coarse violations only.
+        """
         problem, budget = self.problem, self.budget
         most = int(problem.settings.examined_part * self.remaining)
+        if early:
+            most = min(most, problem.settings.examined_early)
         finding, spent = examine(
             problem.target, problem.estimator, state.q, budget.rng, problem.settings, most
         )

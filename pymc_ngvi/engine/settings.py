@@ -94,6 +94,8 @@ class Settings:
     #: to this part of what is left of the budget.
     examined_growth: int = 4
     examined_part: float = 0.25
+    #: Draws of a look before the fit has come near the optimum, at most: a first and a second set.
+    examined_early: int = 640
 
     # Averaging fresh draws into a settled level.
 

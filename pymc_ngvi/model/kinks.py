@@ -43,6 +43,20 @@ _STEPS = (
 )
 
 
+# What a user calls an operation, where PyTensor calls it otherwise.
+_WORDS = {
+    "gt": "comparison",
+    "ge": "comparison",
+    "lt": "comparison",
+    "le": "comparison",
+    "eq": "comparison",
+    "neq": "comparison",
+    "roundhalftoeven": "round",
+    "roundhalfawayfromzero": "round",
+    "sortop": "sort",
+}
+
+
 @dataclass(frozen=True)
 class Kink:
     """An operation whose derivative is not continuous.
@@ -133,6 +147,7 @@ def _of_node(node: Apply, moving: list[Variable]) -> Iterator[Kink]:
             yield from (Kink(k.operation, None) for k in _find(op.fgraph.inputs, output))
         return
     name = str(getattr(op, "scalar_op", op)).split("{")[0].lower()
+    name = _WORDS.get(name, name)
     known = type(op).__module__.split(".")[0] in ("pytensor", "pymc")
     if isinstance(op, Max | Min | SortOp) or not known:
         yield Kink(name, None)
@@ -156,7 +171,7 @@ def _side(op: Any, node: Apply) -> Variable | None:
         return sum((pt.ge(inputs[0], other) for other in inputs[1:]), pt.zeros((), dtype="int8"))
     if isinstance(op, scalar.Clip):
         value, lower, upper = inputs
-        return pt.ge(value, lower) + pt.ge(value, upper)
+        return pt.ge(value, lower).astype("int8") + pt.ge(value, upper)  # of booleans: or
     if isinstance(op, scalar.Mod):
         return pt.floor(inputs[0] / inputs[1])
     return node.outputs[0] if isinstance(op, _STEPS) else None

@@ -1,0 +1,171 @@
+"""Fits of models with kinks, jumps and flat directions: right, or flagged with the cause."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_ngvi import EstimatorChanged, UnreliableFit
+from tests.conftest import fit
+
+# Each with few data, so that the kinks matter.
+X = np.random.default_rng(0).normal(size=(40, 2))
+Y = X @ [0.5, -0.3] + np.random.default_rng(1).laplace(size=40)
+
+
+def laplace_prior():
+    with pm.Model() as model:
+        b = pm.Laplace("b", 0, 0.2)
+        pm.Normal("y", b, 1, observed=[0.3, 0.1, -0.2, 0.5])
+    return model
+
+
+def lasso():
+    with pm.Model() as model:
+        b = pm.Laplace("b", 0, 0.1, shape=2)
+        pm.Normal("y", pm.math.dot(X, b), 1, observed=Y)
+    return model
+
+
+def laplace_likelihood():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 2, shape=2)
+        pm.Laplace("y", pm.math.dot(X, b), 1, observed=Y)
+    return model
+
+
+def quantile_regression():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 2, shape=2)
+        pm.AsymmetricLaplace("y", mu=pm.math.dot(X, b), b=1, q=0.7, observed=Y)
+    return model
+
+
+def hinge():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Potential("y", -pt.maximum(0, 1 - np.sign(Y) * pm.math.dot(X, b)).sum())
+    return model
+
+
+def huber():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 2, shape=2)
+        off = pt.abs(Y - pm.math.dot(X, b))
+        pm.Potential("y", -pt.switch(off < 0.5, off**2, off - 0.25).sum())
+    return model
+
+
+def normal_and_laplace():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Normal("y", b[0] + b[1], 1, observed=[0.5, 1.0])
+        pm.Laplace("z", b[0] - b[1], 0.3, observed=[0.2, 0.4, 0.1])
+    return model
+
+
+def moments(model):
+    """Mean and standard deviation of `b`, by quadrature over a grid."""
+    point = model.initial_point(0)
+    dim = np.size(point["b"])
+    grid = np.linspace(-2.5, 2.5, 2001 if dim == 1 else 251)
+    points = np.stack(np.meshgrid(*[grid] * dim, indexing="ij"), -1).reshape(-1, dim)
+    logp = model.compile_logp()
+    density = np.array([logp({"b": at if np.ndim(point["b"]) else at[0]}) for at in points])
+    weights = np.exp(density - density.max())
+    weights /= weights.sum()
+    mean = weights @ points
+    return mean, np.sqrt(weights @ np.square(points - mean))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [laplace_prior, lasso, laplace_likelihood, quantile_regression, hinge, normal_and_laplace],
+)
+def test_kinks_are_fitted_by_steins_estimator(build):
+    model = build()
+    with pytest.warns(EstimatorChanged, match='has kinks .* went on with estimator="stein"'):
+        approx = fit(model, accuracy=0.05)
+    mean, sd = moments(model)
+    np.testing.assert_allclose(np.sqrt(approx.gaussian.variance) / sd, 1, atol=0.1)
+    np.testing.assert_allclose((approx.gaussian.mean - mean) / sd, 0, atol=0.1)
+    assert approx.report.status == "converged"
+    assert approx.report.estimator == "stein"
+    assert "has kinks" in str(approx.report)
+
+
+def test_two_formulas_for_a_smooth_function_are_no_kink():
+    """The Huber loss has a second derivative almost everywhere and a gradient without jumps."""
+    model = huber()
+    approx = fit(model, accuracy=0.05)
+    mean, sd = moments(model)
+    np.testing.assert_allclose(np.sqrt(approx.gaussian.variance) / sd, 1, atol=0.1)
+    np.testing.assert_allclose((approx.gaussian.mean - mean) / sd, 0, atol=0.1)
+    assert approx.report.estimator == "bonnet-price"
+    assert approx.report.notes == ()
+
+
+def test_steins_estimator_is_told_nothing():
+    approx = fit(laplace_prior(), estimator="stein", accuracy=0.05)
+    assert approx.report.notes == ()
+
+
+def test_batches_with_kinks():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(400, 1))
+    y = 0.5 * x[:, 0] + rng.laplace(size=400)
+
+    def build(batches):
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=1)
+            rows = pm.Minibatch(x, y, batch_size=100) if batches else (x, y)
+            total = 400 if batches else None
+            pm.Laplace("y", pm.math.dot(rows[0], b), 1, observed=rows[1], total_size=total)
+        return model
+
+    with pytest.warns(EstimatorChanged):
+        whole, batches = (fit(build(b), accuracy=0.1).gaussian for b in (False, True))
+    sd = np.sqrt(whole.variance)
+    np.testing.assert_allclose(np.sqrt(batches.variance) / sd, 1, atol=0.1)
+    np.testing.assert_allclose((batches.mean - whole.mean) / sd, 0, atol=0.2)
+
+
+def test_a_schedule_runs_as_given_and_warns_of_kinks():
+    with pytest.warns(UnreliableFit, match=r'kinks \(abs in b\).*give estimator="stein"'):
+        approx = fit(laplace_prior(), n=30, n_samples=20)
+    assert approx.report.estimator == "bonnet-price"
+
+
+def test_a_rounded_parameter():
+    """Between two integers nothing changes: gradients see the prior only."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 3)
+        pm.Normal("y", pt.floor(b), 1, observed=[2.2, 1.8, 2.5])
+    with pytest.warns(EstimatorChanged, match=r'jumps \(floor in y\).*estimator="score"'):
+        approx = fit(model, accuracy=0.1)
+    mean, sd = moments_beyond(model)
+    assert approx.gaussian.mean[0] == pytest.approx(mean, abs=0.2 * sd)
+    assert np.sqrt(approx.gaussian.variance[0]) == pytest.approx(sd, rel=0.2)
+
+
+def moments_beyond(model):
+    """Mean and standard deviation by quadrature over a wide grid."""
+    grid = np.linspace(-15, 15, 6001)
+    logp = model.compile_logp()
+    density = np.exp([logp({"b": at}) for at in grid])
+    mean = np.average(grid, weights=density)
+    return mean, np.sqrt(np.average((grid - mean) ** 2, weights=density))
+
+
+@pytest.mark.parametrize("prior", [pm.Flat, pm.HalfFlat])
+def test_an_improper_posterior_is_named(prior):
+    with pm.Model() as model:
+        pm.Normal("mu")
+        prior("x")
+    with pytest.warns(UnreliableFit) as warned:
+        approx = fit(model)
+    assert approx.report.status != "converged"
+    assert any("along x" in str(warning.message) for warning in warned)
+    assert any("along x" in note for note in approx.report.notes)

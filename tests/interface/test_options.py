@@ -139,3 +139,49 @@ def test_none_of_a_keyword_leaves_the_word_to_inf_kwargs():
         pm.Normal("x")
     seeds = [fit(model, random_seed=None, inf_kwargs={"random_seed": seed}).seed for seed in (3, 4)]
     assert seeds == [3, 4]
+
+
+class TestNoIterations:
+    """``n=0`` is PyMC's way to ask for the approximation as it starts."""
+
+    SCHEDULES = pytest.mark.parametrize(
+        "schedule", [{}, {"step_size": 0.5, "n_samples": 4}], ids=["automatic", "schedule"]
+    )
+
+    @staticmethod
+    def inference(**options):
+        with pm.Model() as model:
+            x = pm.Normal("x", shape=2)
+            pm.Normal("y", x, 0.5, observed=[3.0, 4.0])
+        return ngvi.NGVI(model=model, backend="interpreted", random_seed=1, **options)
+
+    @SCHEDULES
+    def test_the_approximation_is_the_start(self, schedule):
+        """As PyMC's own tests have it: the mean is `start`, the deviations are `start_sigma`."""
+        inference = self.inference(start={"x": [1.0, 2.0]}, start_sigma={"x": 0.3}, **schedule)
+        approx = inference.fit(0, progressbar=False)
+        np.testing.assert_allclose(approx.gaussian.mean, [1, 2])
+        np.testing.assert_allclose(approx.gaussian.variance, 0.3**2)
+        assert approx.hist.shape == (0,)
+        assert approx.history == []
+        assert approx.report.status == "initialised"
+        assert approx.report.iterations == approx.report.evaluations == 0
+        assert "not judged" in str(approx.report)
+        assert approx.sample(5, random_seed=1)["posterior"]["x"].shape == (1, 5, 2)
+
+    @SCHEDULES
+    def test_refine_goes_on_as_a_fit_would_have(self, schedule):
+        refined, fitted = self.inference(**schedule), self.inference(**schedule)
+        refined.fit(0, progressbar=False)
+        refined.refine(5, progressbar=False)
+        fitted.fit(5, progressbar=False)
+        np.testing.assert_array_equal(refined.approx.gaussian.mean, fitted.approx.gaussian.mean)
+        assert refined.approx.report.status == fitted.approx.report.status
+        assert len(refined.hist) == len(fitted.hist) > 0
+
+    def test_it_is_saved(self, tmp_path):
+        approx = self.inference().fit(0, progressbar=False)
+        approx.save(tmp_path / "start.nc")
+        loaded = ngvi.load(tmp_path / "start.nc", model=approx.model)
+        assert loaded.report.status == "initialised"
+        np.testing.assert_array_equal(loaded.gaussian.mean, approx.gaussian.mean)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import fields
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.errors import DomainError
+from pymc_ngvi.interface.options import Options, Run
 from pymc_ngvi.model.hessian import HessianFallbackWarning
 from tests.conftest import fit
 
@@ -185,3 +190,65 @@ class TestNoIterations:
         loaded = ngvi.load(tmp_path / "start.nc", model=approx.model)
         assert loaded.report.status == "initialised"
         np.testing.assert_array_equal(loaded.gaussian.mean, approx.gaussian.mean)
+
+
+# Whatever is given for an option is taken, or refused by the name of the option.
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.sampled_from([10**400, 2**63, 1e-300, 1e300, np.float32(0.5), np.int8(1)]),
+    st.floats(),
+    st.complex_numbers(),
+)
+LEAVES = st.one_of(
+    st.none(), st.booleans(), NUMBERS, st.text(max_size=5), st.binary(max_size=3), st.dates()
+)
+PARTS = st.sampled_from(
+    [
+        *(int, object, ngvi, print, len, slice(3), ..., pm.Model, np.float64, ngvi.Stein),
+        *(lambda: 0, lambda *_: None, lambda t: t, lambda t: 1 / t, lambda *_: 1j, object()),
+        *(np.random.default_rng(1), np.random.RandomState(1), pm.Normal.dist()),
+    ]
+)
+ARRAYS = hnp.arrays(
+    st.sampled_from(["f8", "i4", "O", "U2", "M8[s]"]), hnp.array_shapes(min_dims=0, max_side=3)
+)
+JUNK = st.recursive(
+    LEAVES | PARTS | ARRAYS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner),
+        st.frozensets(LEAVES, max_size=2),
+        st.dictionaries(LEAVES | st.just("x") | st.just("mode"), inner, max_size=2),
+    ),
+    max_leaves=4,
+)
+OTHERS = ["model", "backend", "compile_kwargs", "loader", "inf_kwargs"]
+
+
+class Reached(Exception):
+    """All checks are done, and compiling would begin."""
+
+
+with pm.Model() as MODEL:
+    pm.Normal("x", shape=2)
+
+
+def stop(*_, **__):
+    raise Reached("compiling begins")
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for kind in (Options, Run) for field in fields(kind)] + OTHERS
+)
+@given(value=JUNK)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_any_value_of_an_option_is_taken_or_refused_by_name(name, value):
+    keywords = dict(model=MODEL, backend="interpreted", progressbar=False) | {name: value}
+    named = rf"{name}|has no option" if name == "inf_kwargs" else name
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr("pymc_ngvi.interface.inference.prepare", stop)
+        patch.setattr("pymc_ngvi.model.evaluators.Compiler.function", stop)
+        with pytest.raises((Reached, TypeError, ValueError), match=f"compiling begins|{named}"):
+            pm.fit(method="ngvi", **keywords)

@@ -77,8 +77,8 @@ class Loader:
             _check_array(name, array)
         lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            raise ValueError(f"arrays of different lengths cannot share their batches: {told} rows")
+            each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"arrays of different lengths cannot share their batches: {each} rows")
         self.arrays = dict(arrays)
         self.n_rows = next(iter(lengths.values()))
         self.batch_size = check_count("batch_size", batch_size)
@@ -174,9 +174,8 @@ class Loader:
         value = np.asanyarray(self.arrays[name][rows])
         if mapped is not None:
             value = np.array(value)  # the file may change from here on
-        hidden = np.ma.getmaskarray(value) if np.ma.isMaskedArray(value) else np.False_
-        if hidden.any():
-            row = numbers[_first_row(hidden)]
+        if np.ma.is_masked(value):
+            row = numbers[_first_row(np.ma.getmaskarray(value))]
             raise ValueError(_MASKED.format(f"{name} is masked in row {row}"))
         value = np.asarray(value)
         if value.dtype.kind == "f" and not np.isfinite(value).all():

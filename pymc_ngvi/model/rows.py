@@ -16,11 +16,11 @@ import pytensor
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
-from pymc_ngvi.arguments import told
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.data import Feed, Rows
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.minibatches import PER_ROW
 from pymc_ngvi.model.terms import Term, Terms
 from pymc_ngvi.model.variables import as_tensor
 
@@ -85,10 +85,7 @@ class RowTerms:
             if value in above and np.shape(point[value.name])[:1] in {(n,) for n in lengths}
         ]
         if own:
-            return (
-                f"{', '.join(own)} has a component for each row, and a variable for each row "
-                "cannot be fitted in batches. Fit all the data, or integrate it out of the model"
-            )
+            return f"{', '.join(own)} {PER_ROW}"
         return ""
 
     def check_all(self, x: Array, size: int) -> None:
@@ -117,7 +114,7 @@ class RowTerms:
                     continue
                 names = self._feed(term).loader.arrays
                 shown = zip(list(names)[:4], row, strict=False)
-                contents = ", ".join(f"{name} = {told(array[0])}" for name, array in shown)
+                contents = ", ".join(f"{name} = {_shown(array[0])}" for name, array in shown)
                 raise ValueError(
                     f"{term.variable.name} is impossible in row {rows.numbers[term.feed][i]} of "
                     f"the data, where {contents}: its log density is {value}, and is not finite at "
@@ -172,3 +169,9 @@ def _around(x: Array) -> Iterator[Array]:
     """Points around x (d,), the same each time."""
     rng = np.random.default_rng(0)
     return (x + distance * rng.uniform(-1, 1, x.shape) for distance in _DISTANCES)
+
+
+def _shown(value: Any) -> str:
+    """Return a number or a short part of an array, on one line."""
+    text = np.array2string(np.asarray(value), threshold=8, edgeitems=3, precision=6)
+    return " ".join(text.split())

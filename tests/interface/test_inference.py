@@ -574,6 +574,12 @@ class TestBadInput:
         with pytest.raises(TypeError, match="no free variables"):
             fit(model)
 
+    def test_empty_variables(self):
+        with pm.Model() as model:
+            pm.Normal("nothing", shape=0)
+        with pytest.raises(TypeError, match=r"variables of the model are empty \(nothing\)"):
+            fit(model)
+
     def test_no_model(self):
         with pytest.raises(TypeError, match="context"):
             pm.fit(method="ngvi")

@@ -80,7 +80,7 @@ class NGVI(Inference):
         begin = time.perf_counter()
         self._target = self._build_target()
         self._starts = resolve_starts(self.options, self.model, self._target.layout)
-        self.options.parts.try_on(self._start_of(self._starts[0]))
+        self._try_parts(self.options, self._starts)
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
@@ -235,8 +235,13 @@ class NGVI(Inference):
         starts = self._starts
         if {"start", "start_sigma"} & set(chosen):
             starts = resolve_starts(merged, self.model, self._target.layout)
-        merged.parts.try_on(self._start_of(starts[0]))
+        self._try_parts(merged, starts)
         return merged, starts
+
+    def _try_parts(self, options: Options, starts: Sequence[Start]) -> None:
+        """Raise where a guard or a projection of the user's own does not work at the start."""
+        if options.has_own_parts:
+            options.parts.try_on(self._start_of(starts[0]))
 
     def _start_of(self, start: Start) -> Gaussian:
         """Return the Gaussian to start from, as far as it is known without evaluating anything."""

@@ -174,7 +174,8 @@ class Options:
         check_flag("control_variates", self.control_variates, optional=True)
         check_count("max_evaluations", self.max_evaluations)
         check_count("n_starts", self.n_starts, most=MOST_STARTS)
-        as_generator(self.random_seed)
+        if not isinstance(self.random_seed, np.random.RandomState):  # whose state would move
+            as_generator(self.random_seed)
         several = self.n_starts > 1 or isinstance(self.start, list | tuple)
         if several and not self.automatic:
             raise ValueError(
@@ -209,6 +210,11 @@ class Options:
     def controlled(self) -> bool:
         """Whether batches are control variates."""
         return self.automatic if self.control_variates is None else self.control_variates
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the guard or the projection was given as an object, and not by a word."""
+        return callable(self.guard) or self.projection is not None
 
     @property
     def automatic(self) -> bool:

@@ -29,7 +29,7 @@ _NOISE_BATCHES = 10
 # Up to so many rows, the log density of all the data is computed and not estimated.
 _FEW_ROWS = 20_000
 # Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
-_ROWS_CHECKED = 2**17
+_ROWS_CHECKED = 2**16
 # Numbers kept of evaluations at the anchor, so that they need not be repeated.
 _KEPT_NUMBERS = 2**23
 

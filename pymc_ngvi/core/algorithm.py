@@ -142,6 +142,7 @@ class Info:
 class Status(StrEnum):
     """Why a run ended. Each member equals, and prints as, its word."""
 
+    INITIALISED = "initialised"
     CONVERGED = "converged"
     MAX_ITERATIONS = "max_iterations"
     MAX_EVALUATIONS = "max_evaluations"

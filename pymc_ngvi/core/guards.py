@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pymc_ngvi.arguments import check_choice
+from pymc_ngvi.arguments import check_callable, check_choice
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.errors import DomainError
@@ -106,6 +106,7 @@ def get_guard(guard: str | Guard, projection: Any = None) -> Guard:
     With "none" and a projection that bounds the variances from above, it is :func:`clip`.
     """
     if callable(guard):
+        check_callable("guard", guard, "q", "estimate", "step_size")
         return guard
     check_choice("guard", guard, list(GUARDS))
     lowest, highest = getattr(projection, "precision_bounds", (0.0, np.inf))

@@ -16,6 +16,7 @@ from typing import TypeAlias, final
 
 import numpy as np
 
+from pymc_ngvi.arguments import check_callable, told
 from pymc_ngvi.core.families import Gaussian
 
 Projection: TypeAlias = Callable[[Gaussian], Gaussian]
@@ -116,7 +117,7 @@ class Composition:
     def __init__(self, *projections: Projection) -> None:
         for projection in projections:
             if not callable(projection):
-                raise TypeError(f"{projection!r} is not callable: a projection maps q to q")
+                raise TypeError(f"{told(projection)} is not callable: a projection maps q to q")
         self.projections = projections
 
     def check(self, family: type[Gaussian]) -> None:
@@ -144,7 +145,13 @@ class Composition:
 def check_projection(projection: Projection, family: type[Gaussian]) -> None:
     """Raise an error, before any evaluation, where a projection does not fit the family."""
     if not callable(projection):
-        raise TypeError(f"projection {projection!r} is not callable: a projection maps q to q")
+        raise TypeError(f"projection {told(projection)} is not callable: a projection maps q to q")
+    if isinstance(projection, type):
+        raise TypeError(
+            f"projection {told(projection)} is a class: give an instance, such as "
+            "EigenvalueBounds(1e-4, 1e4)"
+        )
+    check_callable("projection", projection, "q")
     check = getattr(projection, "check", None)
     if check is not None:
         check(family)

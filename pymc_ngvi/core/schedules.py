@@ -12,11 +12,14 @@ import numbers
 from collections.abc import Callable
 from typing import TypeAlias
 
-from pymc_ngvi.arguments import check_count, is_positive_integer
-from pymc_ngvi.errors import ScheduleError
+from pymc_ngvi.arguments import check_callable, check_count, is_positive_integer, told
+from pymc_ngvi.errors import ScheduleError, first_line
 
 StepSchedule: TypeAlias = Callable[[int], float]
 SampleSchedule: TypeAlias = Callable[[int], int]
+
+#: More draws than this no memory holds.
+MOST_SAMPLES = 2**31
 
 
 def constant(value: float) -> Callable[[int], float]:
@@ -91,18 +94,40 @@ def as_schedule(value: float | Callable[[int], float], name: str) -> Callable[[i
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return constant(value)
-    raise TypeError(f"{name} must be a number or a callable of the iteration t, got {value!r}")
+    raise TypeError(f"{name} must be a number or a callable of the iteration t, got {told(value)}")
+
+
+def check_first(step_size: object, n_samples: object) -> None:
+    """Raise where a schedule, a number or a callable, has no valid value at t = 0.
+
+    None is a schedule that was not given.
+    """
+    given = {"step_size": (step_size, check_step_size), "n_samples": (n_samples, check_sample_size)}
+    for name, (value, check) in given.items():
+        if value is None:
+            continue
+        schedule = as_schedule(value, name)  # type: ignore[arg-type]
+        check_callable(name, schedule, "t")
+        try:
+            first = schedule(0)
+        except Exception as error:
+            message = f"{name} {told(value)} fails at t = 0: {first_line(error)}"
+            raise ScheduleError(message) from error
+        check(first, 0)
 
 
 def check_step_size(value: float, t: int) -> float:
     """Return the step size if it lies in (0, 1], or raise naming t and the value."""
     if not (isinstance(value, numbers.Real) and 0 < value <= 1):
-        raise ScheduleError(f"step_size at t = {t} is {value!r}; it must lie in (0, 1]")
+        raise ScheduleError(f"step_size at t = {t} is {told(value)}; it must lie in (0, 1]")
     return float(value)
 
 
 def check_sample_size(value: float, t: int) -> int:
     """Return the sample size if it is a positive integer, or raise naming t and the value."""
-    if not is_positive_integer(value):
-        raise ScheduleError(f"n_samples at t = {t} is {value!r}; it must be a positive integer")
+    if not (is_positive_integer(value) and value <= MOST_SAMPLES):
+        raise ScheduleError(
+            f"n_samples at t = {t} is {told(value)}; it must be a positive integer, at most "
+            f"{MOST_SAMPLES}"
+        )
     return int(value)

@@ -95,6 +95,9 @@ class Fit:
 
     def run(self, n: int, progress: ProgressBar) -> None:
         """Fit for n iterations with a schedule, and for n at most with the automatic engine."""
+        if n == 0:
+            self._conclude(Result(self.state, [], Status.INITIALISED))
+            return
         if self.search is None:
             self._complete(_scheduled(self.prepared, self.state, n), progress)
             return
@@ -105,8 +108,8 @@ class Fit:
 
     def refine(self, n: int, progress: ProgressBar) -> None:
         """Go on for n iterations from the last state."""
-        if self.search is None:
-            self._complete(_scheduled(self.prepared, self.state, n), progress)
+        if self.search is None or not self.history:  # nothing to go on from but the start
+            self.run(n, progress)
         else:
             self._complete(self.search.engine.refine(self.state, n), progress)
 
@@ -176,7 +179,7 @@ class Fit:
 
     def _judge(self, result: Result, shield: Shield) -> Verdict:
         """Judge the result, unless it was cut short; a failure to judge does not lose the fit."""
-        if result.status in (Status.FAILED, Status.INTERRUPTED):
+        if result.status in (Status.INITIALISED, Status.FAILED, Status.INTERRUPTED):
             return Verdict()
         try:
             with shield.lifted():

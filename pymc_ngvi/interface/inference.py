@@ -14,10 +14,11 @@ import pymc
 from pymc.progress_bar import default_progress_theme
 from pymc.variational.inference import Inference
 
-from pymc_ngvi.arguments import as_generator, check_count
+from pymc_ngvi.arguments import as_generator, check_count, check_mapping, told
 from pymc_ngvi.core.algorithm import State
+from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
-from pymc_ngvi.interface.options import Options, split_keywords
+from pymc_ngvi.interface.options import Options, Run, check_compilation, split_keywords
 from pymc_ngvi.interface.prepare import prepare
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.start import Start, resolve_starts
@@ -29,7 +30,6 @@ from pymc_ngvi.results.approximation import (
     NGVIMeanField,
     create_approximation,
 )
-from pymc_ngvi.results.weighing import check_importance
 
 
 class NGVI(Inference):
@@ -70,6 +70,9 @@ class NGVI(Inference):
     ) -> None:
         chosen, _ = split_keywords(options, set())
         self.options = Options(**chosen)
+        check_compilation(compile_kwargs)
+        if not isinstance(model, pymc.Model | None):
+            raise TypeError(f"model must be a pymc.Model, got {told(model)}")
         self.model = pymc.modelcontext(model)
         self._fit: Fit | None = None
         self._compilation = (backend, compile_kwargs)
@@ -77,17 +80,13 @@ class NGVI(Inference):
         begin = time.perf_counter()
         self._target = self._build_target()
         self._starts = resolve_starts(self.options, self.model, self._target.layout)
+        self._try_parts(self.options, self._starts)
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
     def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
         """The approximation, updated by `fit`."""
-        first = self._starts[0]
-        start = first.gaussian or self.options.parts.family.from_curvature(
-            first.point_or(self._target.initial_point),
-            None,
-            deviations=first.deviations,
-        )
+        start = self._start_of(self._starts[0])
         approx = create_approximation(self.model, start, layout=self._target.layout)
         approx.loader = self._loader
         approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
@@ -125,7 +124,8 @@ class NGVI(Inference):
         Parameters
         ----------
         n : int
-            Number of iterations where a schedule is given; otherwise the most that are run.
+            Number of iterations where a schedule is given; otherwise the most that are run. With 0
+            the approximation is returned as it starts, and `refine` goes on from there.
         score : bool, optional
             False leaves `hist` empty and hands None to the callbacks instead of the losses.
         callbacks : list of callables, optional
@@ -139,7 +139,9 @@ class NGVI(Inference):
         include_transformed : bool
             Include the unconstrained variables in what `return_inferencedata` returns.
         return_inferencedata : bool
-            Return `draws` draws as InferenceData instead of the approximation.
+            Return `draws` draws as InferenceData instead of the approximation. Without it, `draws`,
+            `log_likelihood`, `importance` and `include_transformed` are not used, and a warning
+            says so.
         draws : int
             Number of these draws.
         log_likelihood : bool
@@ -153,8 +155,21 @@ class NGVI(Inference):
         -------
         NGVIFullRank, NGVIMeanField or InferenceData
         """
-        n, draws = check_count("n", n), check_count("draws", draws)
-        check_importance(importance)
+        run = Run(
+            n=n,
+            score=score,
+            callbacks=callbacks,
+            progressbar=progressbar,
+            progressbar_theme=progressbar_theme,
+            include_transformed=include_transformed,
+            return_inferencedata=return_inferencedata,
+            draws=draws,
+            log_likelihood=log_likelihood,
+            importance=importance,
+        )
+        run.warn_of_unused()
+        check_compilation(compile_kwargs)
+        n = int(n)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
         self._update_target(backend, compile_kwargs)
@@ -217,9 +232,22 @@ class NGVI(Inference):
         if not chosen:
             return self.options, self._starts
         merged = dataclasses.replace(self.options, **chosen)
-        if not {"start", "start_sigma"} & set(chosen):
-            return merged, self._starts
-        return merged, resolve_starts(merged, self.model, self._target.layout)
+        starts = self._starts
+        if {"start", "start_sigma"} & set(chosen):
+            starts = resolve_starts(merged, self.model, self._target.layout)
+        self._try_parts(merged, starts)
+        return merged, starts
+
+    def _try_parts(self, options: Options, starts: Sequence[Start]) -> None:
+        """Raise where a guard or a projection of the user's own does not work at the start."""
+        if options.has_own_parts:
+            options.parts.try_on(self._start_of(starts[0]))
+
+    def _start_of(self, start: Start) -> Gaussian:
+        """Return the Gaussian to start from, as far as it is known without evaluating anything."""
+        return start.gaussian or self.options.parts.family.from_curvature(
+            start.point_or(self._target.initial_point), None, deviations=start.deviations
+        )
 
 
 # The keywords of `NGVI.fit` itself. Any other keyword of `pm.fit` belongs to the constructor.
@@ -239,19 +267,22 @@ def fit_method(
     **keywords: Any,
 ) -> Any:
     """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
-    given = dict(inf_kwargs or {}) | {
+    given = check_mapping("inf_kwargs", inf_kwargs) | {
         name: value
         for name, value in keywords.items()
         # None is PyMC's own default for these, and says nothing.
         if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
     }
     if isinstance(method, NGVI):
+        if model is not None and model is not method.model:
+            raise ValueError(
+                "model: the instance of NGVI has a model of its own, which is another one: leave "
+                "model out, or give it to NGVI(model=...)"
+            )
         return method.fit(n, **given)
-    check_count("n", n)
-    check_count("draws", given.get("draws", 1))
     options, rest = split_keywords(given, _FIT_KEYWORDS | {"loader"})
-    as_generator(options.get("random_seed"))
     compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs", "loader")}
+    Run(n=n, **rest)  # which raises before the model is looked at
     return NGVI(model=model, **compilation, **options).fit(n, **rest)
 
 
@@ -279,6 +310,6 @@ def fit_ngvi(
     -------
     arviz.InferenceData or xarray.DataTree
     """
-    if not keywords.pop("return_inferencedata", True):
+    if keywords.pop("return_inferencedata", True) is not True:
         raise TypeError("fit_ngvi returns InferenceData; pm.fit returns the approximation")
     return fit_method("ngvi", n, model=model, draws=draws, return_inferencedata=True, **keywords)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from pymc_ngvi.arguments import check_choice, check_count, did_you_mean
-from pymc_ngvi.core.estimators import BonnetPrice, Estimator, Score, Stein
+import numpy as np
+import pytensor
+from pymc.progress_bar import default_progress_theme
+from pytensor.compile.mode import Mode, get_mode
+from rich.theme import Theme
+
+from pymc_ngvi.arguments import (
+    as_generator,
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_mapping,
+    check_number,
+    did_you_mean,
+    told,
+)
+from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Estimator, Score, Stein
 from pymc_ngvi.core.families import Gaussian, get_family
-from pymc_ngvi.core.guards import Guard, get_guard
+from pymc_ngvi.core.guards import Guard, Mixed, get_guard
 from pymc_ngvi.core.projections import Identity, Projection, check_projection
-from pymc_ngvi.core.schedules import as_schedule, check_sample_size, check_step_size
-from pymc_ngvi.errors import warn
+from pymc_ngvi.core.schedules import check_first
+from pymc_ngvi.errors import first_line, warn
+from pymc_ngvi.results.weighing import check_importance
 
 #: Keywords of PyMC's other methods that have no meaning here.
 IGNORED = frozenset(
@@ -32,6 +50,15 @@ IGNORED = frozenset(
         "total_grad_norm_constraint",
     }
 )
+
+#: The engine squares the accuracy and divides by it: what is smaller cannot be reached by any
+#: number of draws, and what is larger asks for nothing.
+ACCURACIES = (1e-6, 1e3)
+#: Every start costs a warm-up.
+MOST_STARTS = 10_000
+
+#: Keywords of PyTensor's compilation that a fit sets itself.
+_OWN_KEYWORDS = {"inputs", "outputs", "on_unused_input"}
 
 _ESTIMATORS = {kind.name: kind for kind in (BonnetPrice, Stein, Score)}
 
@@ -64,6 +91,23 @@ class Parts:
     def curvature(self) -> str:
         """The curvature that the target is compiled for."""
         return "none" if self.needs_hessian is False else self.family.curvature
+
+    def try_on(self, q: Gaussian) -> None:
+        """Raise where the projection or the guard cannot take the member that a fit starts from."""
+        projected = _tried("projection", self.projection, q)
+        if not (isinstance(projected, Gaussian) and projected.dim == q.dim):
+            raise TypeError(
+                f"projection {told(self.projection)} must return a Gaussian of the same dimension, "
+                f"and has returned {told(projected)}"
+            )
+        # The derivatives of a target that is q itself, at which no step changes anything.
+        estimate = Estimate(np.zeros(q.dim), -q.precision, 0.0, 0.0, 0)
+        mixed = _tried("guard", self.guard, q, estimate, 0.5)
+        if not isinstance(mixed, Mixed):
+            raise TypeError(
+                f"guard {told(self.guard)} must return a pymc_ngvi.core.guards.Mixed, and has "
+                f"returned {told(mixed)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -125,22 +169,22 @@ class Options:
     random_seed: Any = None
 
     def __post_init__(self) -> None:
-        check_projection(self.parts.projection, self.parts.family)
-        if self.step_size is not None:
-            check_step_size(as_schedule(self.step_size, "step_size")(0), 0)
-        if self.n_samples is not None:
-            check_sample_size(as_schedule(self.n_samples, "n_samples")(0), 0)
-        if not self.accuracy > 0:
-            raise ValueError(f"accuracy must be positive, got {self.accuracy!r}")
+        estimator = self.parts.estimator  # raises where a word stands for no part
+        check_first(self.step_size, self.n_samples)
+        check_number("accuracy", self.accuracy, *ACCURACIES)
+        check_flag("averaging", self.averaging)
+        check_flag("control_variates", self.control_variates, optional=True)
         check_count("max_evaluations", self.max_evaluations)
-        check_count("n_starts", self.n_starts)
+        check_count("n_starts", self.n_starts, most=MOST_STARTS)
+        if not isinstance(self.random_seed, np.random.RandomState):  # whose state would move
+            as_generator(self.random_seed)
         several = self.n_starts > 1 or isinstance(self.start, list | tuple)
         if several and not self.automatic:
             raise ValueError(
                 "several starts belong to the automatic engine: give neither step_size nor "
                 "n_samples, or give one start"
             )
-        if self.automatic and not hasattr(self.parts.estimator, "at"):
+        if self.automatic and not hasattr(estimator, "at"):
             raise ValueError(
                 f"estimator {self.estimator!r} cannot evaluate given draws (it has no `at`), which "
                 "the automatic engine needs: give a step_size or n_samples"
@@ -154,9 +198,11 @@ class Options:
     @cached_property
     def parts(self) -> Parts:
         """The family, estimator, guard and projection that the words stand for."""
+        family = get_family(self.family)
         projection = Identity() if self.projection is None else self.projection
+        check_projection(projection, family)
         return Parts(
-            family=get_family(self.family),
+            family=family,
             estimator=_get_estimator(self.estimator),
             guard=get_guard(self.guard, projection),
             projection=projection,
@@ -168,9 +214,76 @@ class Options:
         return self.automatic if self.control_variates is None else self.control_variates
 
     @property
+    def has_own_parts(self) -> bool:
+        """Whether the guard or the projection was given as an object, and not by a word."""
+        return callable(self.guard) or self.projection is not None
+
+    @property
     def automatic(self) -> bool:
         """Whether the automatic engine runs: no schedule was given."""
         return self.step_size is None and self.n_samples is None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How long to fit, and what to show and to return: the arguments of `NGVI.fit`.
+
+    Its docstring explains them.
+    """
+
+    n: int = 10_000
+    score: bool | None = None
+    callbacks: Sequence[Callable[..., object]] | None = None
+    progressbar: bool = True
+    progressbar_theme: Theme | None = default_progress_theme
+    include_transformed: bool = False
+    return_inferencedata: bool = False
+    draws: int = 1000
+    log_likelihood: bool = False
+    importance: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n, least=0)
+        check_flag("score", self.score, optional=True)
+        _check_callbacks(self.callbacks)
+        check_flag("progressbar", self.progressbar)
+        if not isinstance(self.progressbar_theme, Theme | None):
+            raise TypeError(
+                f"progressbar_theme must be a rich.theme.Theme, got {told(self.progressbar_theme)}"
+            )
+        check_flag("include_transformed", self.include_transformed)
+        check_flag("return_inferencedata", self.return_inferencedata)
+        check_count("draws", self.draws)
+        check_flag("log_likelihood", self.log_likelihood)
+        check_importance(self.importance)
+
+    def warn_of_unused(self) -> None:
+        """Warn of what is said about draws where none are returned."""
+        about_draws = ("draws", "log_likelihood", "importance", "include_transformed")
+        given = [name for name in about_draws if getattr(self, name) != getattr(Run, name)]
+        if given and not self.return_inferencedata:
+            warn(
+                f"{', '.join(given)}: not used, as the fit returns the approximation. Add "
+                f"return_inferencedata=True, or give {'it' if len(given) == 1 else 'them'} to "
+                "sample of the approximation"
+            )
+
+
+def check_compilation(compile_kwargs: Mapping[str, Any] | None) -> None:
+    """Raise where `compile_kwargs` are not keywords of PyTensor's compilation."""
+    kwargs = check_mapping("compile_kwargs", compile_kwargs)
+    known = {*inspect.signature(pytensor.function).parameters, "random_seed"} - _OWN_KEYWORDS
+    for name in kwargs:
+        if name not in known:
+            hint = did_you_mean(name, known, f"; it takes {', '.join(sorted(known))}")
+            raise TypeError(f"compile_kwargs: PyTensor's compilation has no {name!r}{hint}")
+    mode = kwargs.get("mode")
+    if not isinstance(mode, str | Mode | None):
+        raise TypeError(f"compile_kwargs: mode must be a mode of PyTensor, got {told(mode)}")
+    try:
+        get_mode(mode)
+    except Exception as error:
+        raise ValueError(f"compile_kwargs: mode {told(mode)}: {first_line(error)}") from error
 
 
 def split_keywords(
@@ -199,7 +312,28 @@ def split_keywords(
 def _get_estimator(estimator: Any) -> Any:
     """Estimator by name, or the estimator itself."""
     if callable(estimator) and not isinstance(estimator, type):
+        check_callable("estimator", estimator, "target", "q", "n_samples", "rng")
         return estimator
     word = estimator.lower() if isinstance(estimator, str) else estimator
     check_choice("estimator", word, list(_ESTIMATORS))
     return _ESTIMATORS[word]()
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if callbacks is None:
+        return
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str | bytes):
+        hint = ": give it in a list, as [callback]" if callable(callbacks) else ""
+        raise TypeError(f"callbacks must be a list of callables, got {told(callbacks)}{hint}")
+    for callback in callbacks:
+        check_callable("callbacks", callback, "approx", "losses", "i")
+
+
+def _tried(name: str, part: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return part(*arguments)
+    except Exception as error:
+        raise TypeError(
+            f"{name} {told(part)} fails on the Gaussian that the fit starts from: "
+            f"{first_line(error)}"
+        ) from error

@@ -13,7 +13,7 @@ from pymc.initial_point import make_initial_point_fn
 from pymc.variational.opvi import Approximation
 
 from pymc_ngvi._compat import group_names
-from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.arguments import did_you_mean, told
 from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
@@ -148,8 +148,10 @@ def starting_deviations(start_sigma: Mapping[str, Any], layout: Layout) -> Array
     for slot in layout:
         for name in {slot.name, slot.variable} & set(names):
             given = _shaped("start_sigma", name, names[name], slot.shape)
-            if not (given > 0).all():
-                raise ValueError(f"start_sigma: {name} must be positive, got {names[name]!r}")
+            if not ((given > 0) & (given < np.inf)).all():
+                raise ValueError(
+                    f"start_sigma: {name} must be positive and finite, got {told(names[name])}"
+                )
             deviations[slot.where] = given.ravel()
     return deviations
 
@@ -210,9 +212,17 @@ def _by_name(values: Any, option: str) -> dict[str, Any]:
 def _on_own_scale(model: pymc.Model, name: str, value: Any) -> Any:
     """Return the value; a single number is repeated to the shape of the variable."""
     shape = model[name].type.shape
-    if np.ndim(value) == 0 and None not in shape:
-        return np.full(shape, value)
-    return np.asarray(value)
+    value = _numbers("start", name, value)
+    return np.full(shape, value) if value.ndim == 0 and None not in shape else value
+
+
+def _numbers(option: str, name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"{option}: {name} must be a number or an array of numbers, got {told(value)}"
+        ) from error
 
 
 def _check_names(option: str, names: Mapping[str, Any], layout: Layout) -> None:
@@ -230,7 +240,7 @@ def _check_same_model(layout: Layout, fit: Outline, what: str) -> None:
 
 
 def _shaped(option: str, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    array = np.asarray(value, float)
+    array = _numbers(option, name, value)
     if array.shape not in ((), shape):
         raise ValueError(f"{option}: {name} has shape {array.shape}, the model asks for {shape}")
     return np.broadcast_to(array, shape)

@@ -13,6 +13,8 @@ from pymc_ngvi.core.control_variates import Anchor
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.model.data import Rows
+from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import MOST_NOISE, FullDensity, ModelTarget, Reading
 
 # Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
@@ -26,6 +28,8 @@ DRAWS_A_BATCH = 25
 _NOISE_BATCHES = 10
 # Up to so many rows, the log density of all the data is computed and not estimated.
 _FEW_ROWS = 20_000
+# Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
+_ROWS_CHECKED = 2**16
 # Numbers kept of evaluations at the anchor, so that they need not be repeated.
 _KEPT_NUMBERS = 2**23
 
@@ -70,6 +74,9 @@ class BatchTarget(ModelTarget):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        _, terms, *_ = args
+        self._row_terms = RowTerms(terms, self.layout)
+        self._rows_checked = False
         self._batches = Batches(controlled=True, seed=0)
         self._data.reseed(0)
 
@@ -90,7 +97,17 @@ class BatchTarget(ModelTarget):
         return self._data.n_rows / self._data.batch_size
 
     def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
-        """Prepare for a new fit, with no anchor and no row read."""
+        """Prepare for a new fit, with no anchor and no row read.
+
+        Before anything is compiled, raise where the model does not fit its data: where it cannot be
+        evaluated at any number of rows, or a row in memory is impossible. Rows on disk, and those
+        of large data, are looked at where a log density that has read them is not finite.
+        """
+        if not self._rows_checked:
+            self._row_terms.check_shapes(self.initial_point)
+            if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
+                self._row_terms.check_all(self.initial_point, self._chunk_size)
+            self._rows_checked = True
         self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
         self._data.reseed(self._batches.seed)
 
@@ -122,7 +139,10 @@ class BatchTarget(ModelTarget):
         full = self.evaluate_fully(q.mean[np.newaxis], self._richest_curvature)
         parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
         self._batches.anchors += 1
-        return Anchor(q, full) if all(np.isfinite(part).all() for part in parts) else None
+        if all(np.isfinite(part).all() for part in parts):
+            return Anchor(q, full)
+        self._row_terms.check_all(q.mean, self._chunk_size)
+        return None
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), estimated from one batch for every few draws."""
@@ -149,8 +169,11 @@ class BatchTarget(ModelTarget):
         parts = []
         for start in range(0, len(draws), _DRAWS_AT_A_TIME):
             part = draws[start : start + _DRAWS_AT_A_TIME]
-            data = [self._draw_rows() for _ in part]
+            drawn = [self._draw() for _ in part]
+            data = [rows.arguments for rows in drawn]
             here = self._evaluate(part, curvature, data)
+            for i in np.flatnonzero(~np.isfinite(here.log_density))[:1]:
+                self._row_terms.check(part[i], drawn[i])
             anchor = self._batches.anchor
             if anchor is not None:
                 here = anchor.control(part, here, self._at_anchor(anchor, data))
@@ -231,15 +254,22 @@ class BatchTarget(ModelTarget):
 
     def _draw_rows(self) -> tuple[Any, ...]:
         """Draw one batch, as arguments of a compiled function."""
+        return self._draw().arguments
+
+    def _draw(self) -> Rows:
         rows = self._data.draw()
         self._batches.drawn += 1
         self._batches.rows += rows.count
-        return rows.arguments
+        return rows
 
     def _chunks(self) -> Iterator[tuple[Any, ...]]:
         """Read all the data in chunks, as arguments of a compiled function."""
-        numbers = max(self.dim, self._data.row_size)
-        size = min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
-        for rows in self._data.chunks(size):
+        for rows in self._data.chunks(self._chunk_size):
             self._batches.rows += rows.count
             yield rows.arguments
+
+    @property
+    def _chunk_size(self) -> int:
+        """Number of rows of a chunk, at most."""
+        numbers = max(self.dim, self._data.row_size)
+        return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)

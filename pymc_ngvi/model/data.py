@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc
+from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_ngvi.model.loader import Loader
@@ -71,12 +72,15 @@ class Rows:
         the data, and for a chunk its share of all rows.
     arrays : tuple of list of array
         For each feed, the rows of each of its arrays.
+    numbers : tuple of sequence of int
+        For each feed, the numbers of its rows.
     """
 
     count: int
     outside: float
     weights: tuple[float, ...]
     arrays: tuple[list[np.ndarray], ...]
+    numbers: tuple[Sequence[int] | NDArray[np.intp], ...] = ()
 
     @property
     def arguments(self) -> tuple[np.ndarray, ...]:
@@ -115,6 +119,11 @@ class ModelData:
         return sum(feed.loader.batch_size for feed in self.feeds)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether all rows of all feeds are in memory."""
+        return all(feed.loader.in_memory for feed in self.feeds)
+
+    @property
     def row_size(self) -> int:
         """Largest number of numbers in one row of a feed."""
         return max((feed.loader.row_size for feed in self.feeds), default=0)
@@ -132,7 +141,8 @@ class ModelData:
     def draw(self) -> Rows:
         """Read the next batch of every feed."""
         arrays = tuple(feed.cast(feed.loader.draw()) for feed in self.feeds)
-        return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays)
+        numbers = tuple(feed.loader.drawn for feed in self.feeds)
+        return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays, numbers)
 
     def chunks(self, size: int) -> Iterator[Rows]:
         """Read all the data, at most `size` rows of each feed at a time.
@@ -142,14 +152,16 @@ class ModelData:
         """
         n_chunks = max((-(-feed.loader.n_rows // size) for feed in self.feeds), default=1)
         for i in range(n_chunks):
-            count, weights, arrays = 0, [], []
+            count, weights, arrays, numbers = 0, [], [], []
             for feed in self.feeds:
                 n = feed.loader.n_rows
                 start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
+                numbers.append(range(start, max(stop, start + 1)))
                 arrays.append(feed.cast(feed.loader.read(start, max(stop, start + 1))))
                 weights.append((stop - start) / n)
                 count += stop - start
-            yield Rows(count, 1.0 if i == 0 else 0.0, tuple(weights), tuple(arrays))
+            outside = 1.0 if i == 0 else 0.0
+            yield Rows(count, outside, tuple(weights), tuple(arrays), tuple(numbers))
 
     def fill(self, rows: Rows) -> None:
         """Set the containers of every feed to its rows."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 
-from pymc_ngvi.arguments import check_count
+from pymc_ngvi.arguments import check_count, told
 
 # Up to so many rows, one permutation gives all batches of a pass. With more, each batch is drawn by
 # itself: two of them seldom have a row in common, and a permutation would take as long to draw as
@@ -29,7 +32,8 @@ class Loader:
     arrays : mapping of str to array
         For the name of each container, the array that feeds it: anything with a shape and slices,
         such as NumPy arrays, ``numpy.memmap``, zarr, h5py and dask arrays. Row i of one array
-        belongs to row i of the others.
+        belongs to row i of the others. Of a pandas object give ``.to_numpy()``. Values hidden by a
+        mask are refused: leave out their rows, or fill them.
     batch_size : int
         Number of rows in a batch.
     block : int, optional
@@ -43,6 +47,10 @@ class Loader:
     ----------
     n_rows : int
         Number of rows of each array.
+    in_memory : bool
+        Whether all arrays are NumPy's own.
+    drawn : array
+        Numbers of the rows of the batch that was drawn last.
 
     Examples
     --------
@@ -57,21 +65,20 @@ class Loader:
     def __init__(
         self, arrays: Mapping[str, Any], *, batch_size: int, block: int | None = None
     ) -> None:
+        if not isinstance(arrays, Mapping):
+            raise TypeError(
+                f"a Loader takes a dictionary of arrays by the names of the data containers, got "
+                f"{told(arrays)}"
+            )
         if not arrays:
             raise ValueError("a Loader needs an array for each data container it feeds")
-        shapeless = [name for name, array in arrays.items() if not hasattr(array, "shape")]
-        if shapeless:
-            name = shapeless[0]
-            raise TypeError(
-                f"{name} is a {type(arrays[name]).__name__}, not an array: convert it to one"
-            )
-        scalars = [name for name, array in arrays.items() if not np.shape(array)]
-        if scalars:
-            raise ValueError(f"{scalars[0]} has no rows to load batches of: its shape is ()")
+        arrays = {name: _unmasked(name, array) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            _check_array(name, array)
         lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            raise ValueError(f"arrays of different lengths cannot share their batches: {told} rows")
+            each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"arrays of different lengths cannot share their batches: {each} rows")
         self.arrays = dict(arrays)
         self.n_rows = next(iter(lengths.values()))
         self.batch_size = check_count("batch_size", batch_size)
@@ -81,7 +88,7 @@ class Loader:
                 f"{', '.join(arrays)}: choose a smaller one, or fit all the data without batches"
             )
         kinds = {type(array) for array in arrays.values()}
-        self._in_memory = kinds == {np.ndarray}
+        self.in_memory = kinds == {np.ndarray}
         mapped = kinds <= {np.ndarray, np.memmap}
         default = 1 if mapped else self.batch_size
         self.block = default if block is None else check_count("block", block)
@@ -104,15 +111,18 @@ class Loader:
     def reseed(self, seed: int) -> None:
         """Restart the sequence of batches from `seed`."""
         self._rng = np.random.default_rng(seed)
-        self._order = np.empty(0, dtype=np.intp)
+        self._order = self.drawn = np.empty(0, dtype=np.intp)
 
     def draw(self) -> list[np.ndarray]:
         """Read the next batch of each array; every row is equally likely to be in it."""
         if not self._random_rows:
             n_blocks = -(-self.batch_size // self.block)
             starts = self._rng.integers(self.n_rows, size=n_blocks)
+            rows = starts[:, np.newaxis] + np.arange(self.block)
+            self.drawn = rows.ravel()[: self.batch_size] % self.n_rows
             return self._read_blocks(starts)
-        return self._read(np.sort(self._next_rows()))
+        self.drawn = np.sort(self._next_rows())
+        return self._read(self.drawn)
 
     def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         """Read all rows in order, `size` at a time, as dictionaries for ``pm.set_data``."""
@@ -121,7 +131,7 @@ class Loader:
 
     def check(self) -> None:
         """Raise where a row of arrays in memory is not finite, with the number of the row."""
-        if self._in_memory:
+        if self.in_memory:
             for _ in self.chunks(_ROWS_AT_A_TIME):
                 pass
 
@@ -151,13 +161,110 @@ class Loader:
         return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
     def _read(self, rows: slice | NDArray[np.intp]) -> list[np.ndarray]:
-        values = [np.asarray(array[rows]) for array in self.arrays.values()]
-        for name, value in zip(self.arrays, values, strict=True):
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                bad = int(np.argmin(np.isfinite(value).reshape(len(value), -1).all(axis=1)))
-                row = rows.start + bad if isinstance(rows, slice) else int(rows[bad])
-                raise ValueError(
-                    f"{name} is not finite in row {row}: {value[bad]}. Remove such rows, or "
-                    "replace what is missing"
-                )
-        return values
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return [self._read_array(name, rows, numbers) for name in self.arrays]
+
+    def _read_array(
+        self, name: str, rows: slice | NDArray[np.intp], numbers: range | NDArray[np.intp]
+    ) -> np.ndarray:
+        """Read rows of one array; `numbers` are theirs, for messages."""
+        mapped = _find_map(self.arrays[name])
+        if mapped is not None:
+            mapped.check(name)
+        value = np.asanyarray(self.arrays[name][rows])
+        if mapped is not None:
+            value = np.array(value)  # the file may change from here on
+        if np.ma.is_masked(value):
+            row = numbers[_first_row(np.ma.getmaskarray(value))]
+            raise ValueError(_MASKED.format(f"{name} is masked in row {row}"))
+        value = np.asarray(value)
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            bad = _first_row(~np.isfinite(value))
+            raise ValueError(
+                f"{name} is not finite in row {numbers[bad]}: {value[bad]}. Remove such rows, or "
+                "replace what is missing"
+            )
+        return value
+
+
+_MASKED = (
+    "{}, and a hidden value cannot be fitted: leave out such rows, or fill the array (`filled`, "
+    "`dask.array.ma.filled`) with values that are meant"
+)
+
+
+def _unmasked(name: str, array: Any) -> Any:
+    """Return the data of a masked array in memory that hides nothing."""
+    if not np.ma.isMaskedArray(array):
+        return array
+    if array.ndim and np.ma.is_masked(array):
+        row = _first_row(np.ma.getmaskarray(array))
+        raise ValueError(_MASKED.format(f"{name} is masked in row {row}"))
+    return np.ma.getdata(array)
+
+
+def _check_array(name: str, array: Any) -> None:
+    """Raise where rows of numbers cannot be read by position from an array."""
+    kind = type(array).__name__
+    if not hasattr(array, "shape"):
+        raise TypeError(f"{name} is a {kind}, not an array: convert it to one")
+    if hasattr(array, "iloc"):
+        # pandas takes row numbers for labels, or for the names of columns.
+        raise TypeError(f"{name} is a pandas {kind}, not an array: give its .to_numpy()")
+    if issparse(array):
+        raise TypeError(f"{name} is a sparse {kind}: a Loader reads dense rows only")
+    if not np.shape(array):
+        raise ValueError(f"{name} has no rows to load batches of: its shape is ()")
+    # Whether an array of dask hides anything is known only when all of it is computed.
+    if np.ma.isMaskedArray(getattr(array, "_meta", None)):
+        raise TypeError(_MASKED.format(f"{name} is a masked array"))
+    try:
+        dtype = np.dtype(array.dtype)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(f"{name} is a {kind}, not an array of NumPy's types") from error
+    if dtype.kind not in "biuf":
+        raise TypeError(f"{name} has the type {dtype}: a Loader reads real numbers only")
+
+
+def _first_row(flags: NDArray[np.bool_]) -> int:
+    """Return the first row (along the first axis) with a flag that is set."""
+    return int(np.argmax(flags.reshape(len(flags), -1).any(axis=1)))
+
+
+@dataclass(frozen=True)
+class _Map:
+    """The file behind an array in memory: reading beyond its end would kill the process.
+
+    Attributes
+    ----------
+    memory : mmap.mmap
+    size : int
+        Bytes that the file had, at least, when it was mapped.
+    file : str
+        Its name.
+    """
+
+    memory: mmap.mmap
+    size: int
+    file: str
+
+    def check(self, name: str) -> None:
+        """Raise where the file has been cut short since."""
+        now = self.memory.size()
+        if now < self.size:
+            raise OSError(
+                f"{name}: its file {self.file} has been cut short, from {self.size} to {now} "
+                "bytes: the rows cannot be read"
+            )
+
+
+def _find_map(array: Any) -> _Map | None:
+    """Find the memory map that an array of NumPy is a view of."""
+    offset, file = 0, ""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            offset, file = array.offset, str(array.filename or "")
+        array = array.base
+    if not (isinstance(array, mmap.mmap) and file):
+        return None
+    return _Map(array, offset - offset % mmap.ALLOCATIONGRANULARITY + len(array), file)

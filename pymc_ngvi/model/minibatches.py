@@ -16,11 +16,18 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.model.data import Feed, ModelData
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.relaxing import relax
 from pymc_ngvi.model.variables import value_of
+
+#: What is wrong with a variable whose components are those of the rows.
+PER_ROW = (
+    "has a component for each row of the data, and a variable for each row cannot be fitted in "
+    "batches: fit all the data at once, or integrate it out of the model"
+)
 
 
 def find_data(model: pymc.Model, loader: Loader | None = None) -> ModelData:
@@ -39,7 +46,26 @@ def find_data(model: pymc.Model, loader: Loader | None = None) -> ModelData:
         model, feeds = _with_containers(model)
     if loader is not None:
         feeds.append(_loaded(model, loader))
-    return ModelData(model, tuple(feeds))
+    data = ModelData(model, tuple(feeds))
+    _check_free_variables(data)
+    return data
+
+
+def _check_free_variables(data: ModelData) -> None:
+    """Raise where the shape of a free variable follows the number of rows of a batch."""
+    for variable in data.model.free_RVs:
+        above = set(ancestors([variable]))
+        feeds = [feed for feed in data.feeds if above.intersection(feed.containers)]
+        if not feeds:
+            continue
+        shapes = set()
+        with data.restoring():
+            for n in (2, 3):
+                for feed in feeds:
+                    feed.fill(feed.loader.read(0, n))
+                shapes.add(tuple(map(int, variable.shape.eval(mode=interpreted_mode()))))
+        if len(shapes) > 1:
+            raise ValueError(f"{variable.name} {PER_ROW}")
 
 
 def full_data(model: pymc.Model) -> pymc.Model:

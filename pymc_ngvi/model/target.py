@@ -106,6 +106,9 @@ class ModelTarget(Target):
         self.curvature = curvature
         self.layout = Layout(model, point)
         self.dim = self.layout.dim
+        if not self.dim:
+            names = ", ".join(slot.variable for slot in self.layout)
+            raise TypeError(f"the free variables of the model are empty ({names}): nothing to fit")
         self.initial_point = self.layout.flatten(point)
         self._data = terms.data
         with pytensor.config.change_flags(traceback__limit=0):

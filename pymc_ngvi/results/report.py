@@ -24,7 +24,8 @@ class Report:
     status : Status
         "converged", or why the fit stopped: "max_iterations", "max_evaluations", "stalled" (no step
         improves the ELBO), "improper" (the posterior is not proper), "stopped_by_callback",
-        "interrupted", "failed"; "refined" after `refine`.
+        "interrupted", "failed"; "refined" after `refine`; "initialised" with ``n=0``: nothing was
+        fitted, this is the start.
     family, estimator : str
         Names of the family and of the estimator.
     dim : int

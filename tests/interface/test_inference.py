@@ -574,6 +574,12 @@ class TestBadInput:
         with pytest.raises(TypeError, match="no free variables"):
             fit(model)
 
+    def test_empty_variables(self):
+        with pm.Model() as model:
+            pm.Normal("nothing", shape=0)
+        with pytest.raises(TypeError, match=r"variables of the model are empty \(nothing\)"):
+            fit(model)
+
     def test_no_model(self):
         with pytest.raises(TypeError, match="context"):
             pm.fit(method="ngvi")
@@ -610,12 +616,35 @@ class TestBadInput:
             (dict(family="mean"), ValueError, "did you mean 'meanfield'"),
             (dict(estimator="bonnet"), ValueError, "did you mean 'bonnet-price'"),
             (dict(guard="linn"), ValueError, "guard 'linn' is none of .*did you mean 'lin'"),
-            (dict(n=0), ValueError, "n must be a positive integer, got 0"),
-            (dict(n=2.5), ValueError, "n must be a positive integer"),
+            (dict(n=-1), ValueError, "n must be zero or a positive integer, got -1"),
+            (dict(n=2.5), ValueError, "n must be zero or a positive integer"),
             (dict(step_size=2.0), ValueError, "step_size at t = 0 is 2.0"),
             (dict(n_samples=lambda t: 0), ValueError, "n_samples at t = 0 is 0"),
             (dict(step_size="fast"), TypeError, "step_size must be a number or a callable"),
-            (dict(accuracy=0), ValueError, "accuracy must be positive"),
+            (dict(accuracy=0), ValueError, "accuracy must be a number from 1e-06 to 1000, got 0"),
+            (dict(accuracy="high"), TypeError, "accuracy must be a number .* got 'high'"),
+            (dict(accuracy=1e-300), ValueError, "accuracy must be a number .* got 1e-300"),
+            (dict(accuracy=np.inf), ValueError, "accuracy must be a number .* got inf"),
+            (dict(callbacks=print), TypeError, "callbacks must be a list .* as \\[callback\\]"),
+            (dict(callbacks=[lambda: 0]), TypeError, r"callbacks\(approx, losses, i\)"),
+            (dict(guard=[]), ValueError, r"guard \[\] is none of 'lin', 'backtrack', 'none'"),
+            (dict(guard=lambda *_: None), TypeError, "guard .* must return a pymc_ngvi.*Mixed"),
+            (dict(projection=[]), TypeError, r"projection \[\] is not callable"),
+            (dict(projection=ngvi.EigenvalueBounds), TypeError, "projection .* is a class: give"),
+            (dict(projection=abs), TypeError, "projection .* fails on the Gaussian"),
+            (dict(projection=lambda q: 3), TypeError, "must return a Gaussian .* returned 3"),
+            (dict(model="x"), TypeError, "model must be a pymc.Model, got 'x'"),
+            (dict(compile_kwargs=[1]), TypeError, "compile_kwargs must be a dictionary"),
+            (dict(compile_kwargs={"mod": 1}), TypeError, "compile_kwargs: .*did you mean 'mode'"),
+            (dict(compile_kwargs={"mode": "FAST"}), ValueError, "compile_kwargs: mode 'FAST'"),
+            (dict(compile_kwargs={"mode": 3}), TypeError, "compile_kwargs: mode must be .* got 3"),
+            (dict(inf_kwargs=[1]), TypeError, "inf_kwargs must be a dictionary"),
+            (dict(n_samples=1e300), ValueError, "n_samples at t = 0 is 1e[+]300; .* at most"),
+            (dict(step_size=lambda t: 1 / t), ValueError, "step_size .* fails at t = 0: ZeroDiv"),
+            (dict(start={"sigma": "wide"}), TypeError, "start: sigma must be a number .*'wide'"),
+            (dict(start_sigma={"sigma": np.inf}), ValueError, "sigma must be positive and finite"),
+            (dict(progressbar_theme="dark"), TypeError, "progressbar_theme must be a rich"),
+            (dict(log_likelihood="yes"), TypeError, "log_likelihood must be True or False"),
             (dict(max_evaluations=-1), ValueError, "max_evaluations must be a positive integer"),
             (dict(draws=0), ValueError, "draws must be a positive integer"),
             (dict(backend="cuda"), ValueError, "backend"),
@@ -636,7 +665,16 @@ class TestBadInput:
             lambda *_: pytest.fail("compiled something"),
         )
         with pytest.raises(error, match=message):
-            fit(regression, **options)
+            fit(**dict(model=regression) | options)
+
+    def test_a_model_beside_an_instance(self, small, regression):
+        inference = ngvi.NGVI(model=small, **QUICK)
+        with pytest.raises(ValueError, match="model: the instance of NGVI has a model of its own"):
+            pm.fit(method=inference, model=regression)
+
+    def test_what_is_said_of_draws_that_are_not_returned(self, small):
+        with pytest.warns(UserWarning, match="draws, log_likelihood: not used.*return_inferenced"):
+            fit(small, n=0, draws=10, log_likelihood=True)
 
     def test_keywords_of_other_methods_are_ignored_with_a_warning(self, small):
         with pytest.warns(UserWarning, match="no use for obj_optimizer, total_grad_norm"):

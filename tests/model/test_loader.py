@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
+import scipy.sparse
 
 from pymc_ngvi.model.loader import Loader
 
@@ -117,6 +121,87 @@ def test_what_makes_no_loader(wrong, message):
 def test_what_is_no_array():
     with pytest.raises(TypeError, match="x is a list, not an array"):
         Loader({"x": [1.0, 2.0]}, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda pd: pd.Series([1.0, 2.0], index=[1, 0]), r"pandas Series.*give its .to_numpy\(\)"),
+        (lambda pd: pd.DataFrame({"x": [1.0, 2.0]}), r"pandas DataFrame.*give its .to_numpy\(\)"),
+        (lambda _: scipy.sparse.eye_array(3), "sparse"),
+        (lambda _: np.array(["a", "b"]), "x has the type <U1: a Loader reads real numbers only"),
+        (lambda _: np.array([None, 1]), "x has the type object"),
+    ],
+)
+def test_rows_that_cannot_be_read_by_position(make, message):
+    with pytest.raises(TypeError, match=message):
+        Loader({"x": make(pytest.importorskip("pandas"))}, batch_size=1)
+
+
+class Masking:
+    """An array whose slices are masked arrays, as those of netCDF4 are."""
+
+    dtype = np.dtype(float)
+
+    def __init__(self, hidden):
+        self.values = np.ma.array(np.arange(float(ROWS)), mask=np.arange(ROWS) == hidden)
+        self.shape = self.values.shape
+
+    def __getitem__(self, rows):
+        return self.values[rows]
+
+
+def test_hidden_values_are_refused():
+    values = np.ma.array(np.ones((ROWS, 2)), mask=False)
+    values[17, 1] = np.ma.masked
+    with pytest.raises(ValueError, match="x is masked in row 17, and a hidden value cannot be fit"):
+        Loader({"x": values}, batch_size=5)
+    loader = Loader({"x": Masking(hidden=17)}, batch_size=5)
+    with pytest.raises(ValueError, match="x is masked in row 17"):
+        list(loader.chunks(8))
+    with pytest.raises(ValueError, match="x is masked in row 17"):
+        [loader.draw() for _ in range(100)]
+
+
+def test_a_masked_array_of_dask_is_refused_before_it_is_computed():
+    dask = pytest.importorskip("dask.array")
+    values = dask.ma.masked_greater(dask.arange(ROWS, chunks=7), ROWS)
+    with pytest.raises(TypeError, match=r"x is a masked array.*dask.array.ma.filled"):
+        Loader({"x": values}, batch_size=5)
+
+
+@pytest.mark.parametrize("make", [lambda: np.ma.array(np.arange(30.0)), lambda: Masking(hidden=-1)])
+def test_a_mask_that_hides_nothing_is_no_mask(make):
+    loader = Loader({"x": make()}, batch_size=5)
+    (chunk,) = loader.chunks(ROWS)
+    assert type(chunk["x"]) is np.ndarray
+    np.testing.assert_array_equal(chunk["x"], np.arange(30.0))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "dask"])
+@pytest.mark.parametrize("block", [1, 4])
+def test_the_rows_of_a_batch_have_numbers(tmp_path, kind, block):
+    loader = Loader(arrays(tmp_path, kind), batch_size=6, block=block)
+    for _ in range(10):
+        np.testing.assert_array_equal(loader.draw()[1], loader.drawn)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x[3:], np.asarray], ids=["map", "view", "array"]
+)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_is_cut_short_is_an_error_and_no_crash(tmp_path, view, mode):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(100_000.0))
+    loader = Loader({"x": view(np.load(path, mmap_mode=mode))}, batch_size=50)
+    loader.draw()
+    os.truncate(path, 4096)
+    for read in (loader.draw, lambda: loader.read(99_000, 99_010)):
+        with pytest.raises(
+            OSError, match=r"x: its file .*x.npy has been cut short.* to 4096 bytes"
+        ):
+            read()
 
 
 def test_a_loader_says_what_it_loads(tmp_path):

@@ -2,6 +2,10 @@
 
 import os
 import pickle
+import stat
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pymc as pm
@@ -248,6 +252,97 @@ def test_an_interrupted_save_leaves_the_old_file(fitted, saved, monkeypatch, fai
         fitted.save(saved)
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
+
+
+# Where a fit is saved to.
+
+
+def test_threads_may_save_to_one_path(fitted, tmp_path):
+    path = tmp_path / "fit.nc"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: fitted.save(path), range(80)))
+    assert list(tmp_path.iterdir()) == [path]
+    ngvi.load(path, model=fitted.model)
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_stays_a_link(fitted, tmp_path, dangling):
+    (tmp_path / "store").mkdir()
+    real, link = tmp_path / "store" / "real.nc", tmp_path / "fit.nc"
+    if not dangling:
+        real.write_bytes(b"old")
+    link.symlink_to(real)
+    fitted.save(link)
+    assert link.is_symlink()
+    assert real.read_bytes()[:3] == b"CDF"
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_an_existing_file_keeps_its_mode(fitted, saved, mode):
+    saved.chmod(mode)
+    fitted.save(saved)
+    assert stat.S_IMODE(saved.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_new_file_has_the_usual_mode(fitted, saved, tmp_path):
+    (tmp_path / "usual").touch()
+    assert saved.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_what_a_killed_save_leaves_is_removed_by_the_next(fitted, tmp_path):
+    """A writer that was killed leaves a file without a lock; that of one at work stays."""
+    path = tmp_path / "fit.nc"
+    (tmp_path / ".fit.nc.123.partial").touch()
+    with storage._partial_file(path, 0o666) as partial:
+        fitted.save(path)
+        assert set(tmp_path.iterdir()) == {path, partial}
+    fitted.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: path.mkdir(), "a fit is saved to a file"),
+        (lambda path: path.symlink_to(path), "leads to itself"),
+    ],
+    ids=["folder", "loop"],
+)
+def test_what_is_no_file_is_not_replaced(fitted, tmp_path, prepare, message):
+    path = tmp_path / "fit.nc"
+    prepare(path)
+    with pytest.raises(OSError, match=message):
+        fitted.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_missing_is_named(fitted, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder to save to: '.*nowhere'"):
+        fitted.save(tmp_path / "nowhere" / "fit.nc")
+
+
+# Huge files, which are sparse here: they take no room on the disk.
+
+
+@pytest.mark.parametrize("begins", ["empty", "saved", "foreign", "count"])
+def test_a_huge_file_is_refused_by_its_header(fitted, saved, begins):
+    if begins == "empty":
+        saved.write_bytes(b"")
+    elif begins == "foreign":  # as large as it says it is, and something else
+        header = b"CDF\x02" + struct.pack(">3I", 0, 10, 1) + struct.pack(">I4sI", 1, b"x", 2**30)
+        header += struct.pack(">2I", 0, 0) + struct.pack(">2I", 11, 1)
+        header += struct.pack(">I4s2I2I2IQ", 1, b"x", 1, 0, 0, 0, 6, 0, 100)
+        saved.write_bytes(header)
+    elif begins == "count":  # a damaged number of attributes
+        saved.write_bytes(b"CDF\x02" + struct.pack(">5I", 0, 0, 0, 12, 2**31))
+    size = 100 + 8 * 2**30 if begins == "foreign" else 20 * 10**9
+    os.truncate(saved, size)
+    with pytest.raises(ngvi.FileFormatError, match=r"fit.nc is"):
+        ngvi.load(saved, model=fitted.model)
 
 
 def test_the_starts_of_a_fit_are_kept(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from pymc_ngvi.arguments import did_you_mean
+from pymc_ngvi.arguments import did_you_mean, told
 from pymc_ngvi.core.families.base import Gaussian
 from pymc_ngvi.core.families.diagonal import (
     CentredDiagonalGaussian,
@@ -46,10 +46,10 @@ def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
     >>> get_family("meanfield").__name__
     'DiagonalGaussian'
     """
-    if isinstance(family, type) and issubclass(family, Gaussian):
+    if isinstance(family, type) and issubclass(family, Gaussian) and not inspect.isabstract(family):
         return family
     known = {name.lower(): found for name, found in all_families().items()}
     if isinstance(family, str) and family.lower() in known:
         return known[family.lower()]
-    hint = did_you_mean(str(family).lower(), known)
-    raise ValueError(f"family {family!r} is none of {', '.join(map(repr, known))}{hint}")
+    hint = did_you_mean(family.lower() if isinstance(family, str) else family, known)
+    raise ValueError(f"family {told(family)} is none of {', '.join(map(repr, known))}{hint}")

@@ -96,7 +96,8 @@ class Fit:
     def run(self, n: int, progress: ProgressBar) -> None:
         """Fit for n iterations with a schedule, and for n at most with the automatic engine."""
         if n == 0:
-            self._conclude(Result(self.state, [], Status.INITIALISED))
+            with Shield() as shield:
+                self._conclude(Result(self.state, [], Status.INITIALISED), shield)
             return
         if self.search is None:
             self._complete(_scheduled(self.prepared, self.state, n), progress)

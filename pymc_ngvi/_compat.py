@@ -14,11 +14,13 @@ import pymc
 import xarray
 from numpy.typing import NDArray
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
@@ -165,6 +167,18 @@ def split_wide_operations(output: Variable) -> Variable:
     graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
     _split_everywhere.rewrite(graph)
     return graph.outputs[0]
+
+
+def lower_named_dims(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace operations on tensors of named dimensions by those on plain tensors.
+
+    The former, of ``pymc.dims``, have no gradients in part. The given graph is not changed.
+    """
+    if not any(hasattr(variable.type, "dims") for variable in ancestors(outputs)):
+        return list(outputs)
+    graph = FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False)
+    optdb.query(RewriteDatabaseQuery(include=["lower_xtensor"])).rewrite(graph)
+    return list(graph.outputs)
 
 
 def inline_inner_graphs(outputs: Sequence[Variable]) -> list[Variable]:

@@ -25,9 +25,10 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.math import variadic_add
 
-from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi._compat import interpreted_mode, lower_named_dims
 from pymc_ngvi.errors import warn
 from pymc_ngvi.model.data import Feed, ModelData, Rows
+from pymc_ngvi.model.precision import in_double_precision
 from pymc_ngvi.model.variables import as_tensor
 
 # Number of points at which a potential is tried, to tell a sum over rows from a mean.
@@ -81,7 +82,10 @@ class Terms:
         variables = [*dict.fromkeys(model.basic_RVs), *model.potentials]
         # PyTensor would keep with each node the stack traces of all the nodes that it replaced.
         with pytensor.config.change_flags(traceback__limit=0):
-            logps = model.logp(vars=variables, sum=False)
+            logps = lower_named_dims(model.logp(vars=variables, sum=False))
+            # A model whose parameters are in single precision is computed in it.
+            if all(value.dtype == "float64" for value in model.continuous_value_vars):
+                logps = in_double_precision(logps)
         terms = map(self._term, variables, logps)
         self._terms = sorted(terms, key=lambda term: term.feed is None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -65,6 +66,20 @@ def test_diagonal_is_that_of_the_hessian(interpreted, name):
     draws = generic_point(target) + np.linspace(0, 0.1, 3)[:, np.newaxis]
     full, diagonal = target.evaluate(draws, "full"), target.evaluate(draws, "diagonal")
     np.testing.assert_array_equal(diagonal.hessian, np.diagonal(full.hessian, axis1=1, axis2=2))
+
+
+def test_models_with_named_dims_have_hessians():
+    with warnings.catch_warnings():  # PyTensor 2 says that they are experimental
+        warnings.simplefilter("ignore")
+        dims = pytest.importorskip("pymc.dims")
+    with pm.Model(coords={"group": ["a", "b"]}) as model:
+        scale = dims.HalfNormal("scale", 2, dims="group")
+        dims.Potential("together", -3 * (scale**2).sum() / 100**2)
+    target = compile_target(model, backend="interpreted")
+    assert target.hessian_route == "vectorized"
+    x = np.array([[0.2, -0.4]])
+    squares = np.exp(2 * x) * (1 / 8 + 3e-4)
+    np.testing.assert_allclose(target.evaluate(x, "full").hessian[0], np.diag(-4 * squares[0]))
 
 
 def test_log_density_is_that_of_pymc(interpreted):

@@ -10,8 +10,10 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pymc.exceptions import SamplingError
+from pymc.logprob.abstract import _logprob
 from pymc.variational.approximations import FullRank
 from pymc.variational.opvi import ParametrizationError
+from pytensor.tensor.random.op import RandomVariable
 
 from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.model.compilation import compile_target
@@ -223,8 +225,70 @@ def test_discrete_variables_are_named():
         k = pm.Poisson("k", 3.0)
         z = pm.Bernoulli("z", 0.5)
         pm.Normal("y", k + z, 1.0, observed=1.0)
-    with pytest.raises(ParametrizationError, match=r"k, z: discrete.*marginalize"):
+    with pytest.raises(ParametrizationError, match=r"VI: k, z\. They have.*marginalize") as ours:
         compile_target(model)
+    with pytest.raises(ParametrizationError) as pymcs, model:
+        pm.fit(1, method="advi", progressbar=False)
+    assert str(ours.value).startswith(str(pymcs.value))
+
+
+def test_variables_of_size_zero():
+    with pm.Model() as model:
+        pm.Normal("nothing", shape=0)
+        pm.HalfNormal("none", shape=(2, 0))
+    with pytest.raises(ValueError, match=r"nothing has shape \(0,\), none has shape \(2, 0\)"):
+        compile_target(model)
+
+
+def test_simulators_are_refused():
+    def simulate(rng, mu, size=None):
+        return rng.normal(mu, 1.0, size=size)
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Simulator("flight", simulate, mu, epsilon=1.0, observed=np.ones(5))
+    with pytest.raises(NotImplementedError, match=r"flight is a pm\.Simulator.*sample_smc"):
+        compile_target(model)
+
+
+def test_trees_are_refused():
+    pmb = pytest.importorskip("pymc_bart", reason="pymc-bart is not installed")
+    X = np.random.default_rng(1).normal(size=(20, 2))
+    with pm.Model() as model:
+        trees = pmb.BART("trees", X, X[:, 0], m=5)
+        pm.Normal("y", trees, 1.0, observed=X[:, 0])
+    with pytest.raises(NotImplementedError, match=r"density of trees .*BART.*PGBART"):
+        compile_target(model)
+
+
+def test_a_log_density_that_ignores_its_variable_is_refused():
+    """Whatever its name, its prior would be lost; flat priors are flat on purpose."""
+
+    class Forest(RandomVariable):
+        name, signature, dtype = "forest", "()->()", "floatX"
+
+        @classmethod
+        def rng_fn(cls, rng, mu, size):
+            return rng.normal(mu, size=size)
+
+    @_logprob.register(Forest)
+    def _(op, values, *inputs, **kwargs):
+        return pt.zeros(3)
+
+    with pm.Model() as model:
+        model.register_rv(Forest()(0.0, size=3), name="forest")
+        pm.Flat("flat")
+        pm.CustomDist("custom", logp=lambda value: pt.zeros(()), initval=0.0)
+    with pytest.raises(
+        NotImplementedError, match=r"density of forest .* does not depend on forest"
+    ):
+        compile_target(model)
+    with pm.Model() as model:
+        pm.Flat("flat")
+        pm.HalfFlat("half_flat")
+        pm.Uniform("uniform", default_transform=None)
+        pm.CustomDist("custom", logp=lambda value: pt.zeros(()), initval=0.0)
+    assert compile_target(model, backend="interpreted").dim == 4
 
 
 def test_no_free_variables():

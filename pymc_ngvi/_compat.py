@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import ViewOp
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
@@ -133,6 +134,16 @@ def is_elpd(data: Any) -> bool:
     else:
         from arviz.stats.stats_utils import ELPDData
     return isinstance(data, ELPDData)
+
+
+def initial_point(model: pymc.Model) -> dict[str, np.ndarray]:
+    """Return PyMC's initial point of a model, without compiling what is evaluated once.
+
+    PyMC's mode for it still calls the C compiler, with empty caches for 46 s on PyMC 6 and 9 s on
+    PyMC 5 where the model has an LKJCholeskyCov; without it this takes 3 and 1 s.
+    """
+    with config.change_flags(cxx=""):
+        return dict(model.initial_point(0))
 
 
 def interpreted_mode() -> Mode:

@@ -27,7 +27,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.math import variadic_add
 
-from pymc_ngvi._compat import interpreted_mode, lower_named_dims
+from pymc_ngvi._compat import initial_point, interpreted_mode, lower_named_dims
 from pymc_ngvi.errors import warn
 from pymc_ngvi.model.data import Feed, ModelData, Rows
 from pymc_ngvi.model.precision import in_double_precision
@@ -161,7 +161,7 @@ class Terms:
     def _probe(self, logp: Variable, feed: Feed) -> Iterator[tuple[float, float]]:
         """Evaluate a term at a few points, each on a batch of rows and on these rows twice."""
         model, loader = self.data.model, feed.loader
-        point, inputs = model.initial_point(0), model.value_vars
+        point, inputs = initial_point(model), model.value_vars
         function = pytensor.function(
             inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
         )

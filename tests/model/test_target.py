@@ -7,15 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc import initial_point as initial
 from pymc.exceptions import SamplingError
 from pymc.logprob.abstract import _logprob
 from pymc.variational.approximations import FullRank
 from pymc.variational.opvi import ParametrizationError
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_ngvi._compat import PYMC_6
+from pymc_ngvi._compat import PYMC_6, initial_point
+from pymc_ngvi.model import evaluators
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.target import ModelTarget
 from tests.models import MODELS
@@ -167,6 +170,35 @@ def test_functions_are_compiled_lazily_and_once(monkeypatch):
         target.log_density(draws)
         target.check_start(target.initial_point)
     assert len(compiled) == 2  # of the Hessian, and interpreted a cheap one of the log density
+
+
+def test_a_long_compilation_is_announced_once(monkeypatch):
+    monkeypatch.setattr(evaluators, "_MANY_OPERATIONS", 5)
+    target = compile_target(MODELS["conjugate_normal"](), compile_kwargs={"mode": "FAST_COMPILE"})
+    with pytest.warns(evaluators.SlowCompilationWarning, match="interpreted"):
+        target.evaluate(np.zeros((1, 1)), "full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", evaluators.SlowCompilationWarning)
+        target.evaluate(np.zeros((1, 1)), "none")
+        target = compile_target(MODELS["conjugate_normal"](), backend="interpreted")
+        target.evaluate(np.zeros((1, 1)), "full")
+
+
+def test_the_initial_point_is_pymcs_without_the_c_compiler(monkeypatch):
+    model = MODELS["lkj_cholesky_cov"]()
+    expected = model.initial_point(0)
+    compilers = []
+    compile_function = initial.compile
+
+    def record(*args, **kwargs):
+        compilers.append(pytensor.config.cxx)
+        return compile_function(*args, **kwargs)
+
+    monkeypatch.setattr(initial, "compile", record)
+    found = initial_point(model)
+    assert compilers == [""]
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def test_set_data_takes_effect_after_compiling():

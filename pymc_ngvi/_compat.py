@@ -14,11 +14,14 @@ import pymc
 import xarray
 from numpy.typing import NDArray
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import ViewOp
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
@@ -133,6 +136,16 @@ def is_elpd(data: Any) -> bool:
     return isinstance(data, ELPDData)
 
 
+def initial_point(model: pymc.Model) -> dict[str, np.ndarray]:
+    """Return PyMC's initial point of a model, without compiling what is evaluated once.
+
+    PyMC's mode for it still calls the C compiler, with empty caches for 46 s on PyMC 6 and 9 s on
+    PyMC 5 where the model has an LKJCholeskyCov; without it this takes 3 and 1 s.
+    """
+    with config.change_flags(cxx=""):
+        return dict(model.initial_point(0))
+
+
 def interpreted_mode() -> Mode:
     """Return the PyTensor mode that runs a graph in NumPy and compiles nothing.
 
@@ -165,6 +178,18 @@ def split_wide_operations(output: Variable) -> Variable:
     graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
     _split_everywhere.rewrite(graph)
     return graph.outputs[0]
+
+
+def lower_named_dims(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace operations on tensors of named dimensions by those on plain tensors.
+
+    The former, of ``pymc.dims``, have no gradients in part. The given graph is not changed.
+    """
+    if not any(hasattr(variable.type, "dims") for variable in ancestors(outputs)):
+        return list(outputs)
+    graph = FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False)
+    optdb.query(RewriteDatabaseQuery(include=["lower_xtensor"])).rewrite(graph)
+    return list(graph.outputs)
 
 
 def inline_inner_graphs(outputs: Sequence[Variable]) -> list[Variable]:

@@ -57,8 +57,11 @@ def compile_target(
         The model has no free variables.
     pymc.variational.opvi.ParametrizationError
         Some free variables are discrete.
+    ValueError
+        All free variables are of size 0.
     NotImplementedError
-        An operation in the log density has no gradient.
+        An operation in the log density has no gradient, or a term of it is not the log density of
+        its variable (BART, `pm.Simulator`).
     """
     check_choice("curvature", curvature, CURVATURES)
     kwargs = _resolve_backend(backend, compile_kwargs)
@@ -67,15 +70,20 @@ def compile_target(
     discrete = [v.name for v in model.free_RVs if v.type.numpy_dtype.kind not in "f"]
     if discrete:
         raise ParametrizationError(
-            f"{', '.join(discrete)}: discrete variables have no gradient, so no Gaussian can be "
-            "fitted to them. Sum them out of the model (`pymc_extras.marginalize`, or a mixture "
-            "distribution such as `pm.Mixture`), or observe them."
+            f"Discrete variables are not supported by VI: {', '.join(discrete)}. They have no "
+            "gradient, so no Gaussian can be fitted to them. Sum them out of the model "
+            "(`pymc_extras.marginalize`, or a mixture distribution such as `pm.Mixture`), or "
+            "observe them."
         )
     compiler = Compiler(model, kwargs, interpreted=backend == "interpreted")
     terms = Terms(find_data(model, loader))
     terms.check()
     kind = BatchTarget if terms.data.feeds else ModelTarget
-    return kind(model, terms, compiler, curvature)
+    target = kind(model, terms, compiler, curvature)
+    if not target.dim:
+        empty = ", ".join(f"{slot.variable} has shape {slot.shape}" for slot in target.layout)
+        raise ValueError(f"the model has no parameters, so there is nothing to fit: {empty}")
+    return target
 
 
 def _resolve_backend(

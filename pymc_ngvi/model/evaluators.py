@@ -10,14 +10,25 @@ import numpy as np
 import pymc
 import pytensor
 from pytensor.compile.mode import get_mode
+from pytensor.graph.traversal import io_toposort
 from pytensor.link.jax import JAXLinker
 
 from pymc_ngvi._compat import inline_inner_graphs
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.errors import warn
 
 # JAX compiles once per shape, so draws are evaluated in chunks of one size, the last one padded.
 _JAX_CHUNK = 16
+
+
+# Graphs of more operations than this take a backend minutes to compile. Hessians of regressions
+# have 300 to 900, that of an LKJCholeskyCov 1,500.
+_MANY_OPERATIONS = 1000
+
+
+class SlowCompilationWarning(UserWarning):
+    """A function is about to be compiled that is so large that this may take minutes."""
 
 
 #: For each draw, the rows of data that it sees: arguments of the function beside the draw.
@@ -42,6 +53,7 @@ class Compiler:
         self._model = model
         self._kwargs = dict(kwargs)
         self.interpreted = interpreted
+        self._announced = False
 
     def evaluator(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Evaluator:
         """Compile a function of a draw, and of data if `inputs` has more than the draw."""
@@ -58,6 +70,8 @@ class Compiler:
             outputs = inline_inner_graphs(outputs)
             # Inner functions (of Scan, of logsumexp) would go to the C compiler all the same.
             flags["cxx"] = ""
+        else:
+            self._announce(len(io_toposort([], list(outputs))))
         with pytensor.config.change_flags(**flags):
             function = self._model.compile_fn(
                 list(outputs),
@@ -68,6 +82,17 @@ class Compiler:
             )
         function.trust_input = True  # PyTensor need not check the inputs of each call
         return function
+
+    def _announce(self, operations: int) -> None:
+        """Say, once, that compiling will take long and why."""
+        if operations > _MANY_OPERATIONS and not self._announced:
+            self._announced = True
+            warn(
+                f"compiling may take minutes, because the log density and its derivatives have "
+                f'{operations:,} operations before simplification; backend="interpreted" does not '
+                "compile and starts sooner",
+                SlowCompilationWarning,
+            )
 
 
 class Evaluator(Protocol):

@@ -11,7 +11,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.random.type import RandomType
 
-from pymc_ngvi._compat import split_wide_operations
+from pymc_ngvi._compat import lower_named_dims, split_wide_operations
 from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
@@ -50,7 +50,8 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
     }
     log_density, data = terms.add_up()
     values = {value: flat[value.name] for value in terms.data.model.value_vars}
-    log_density = graph_replace([log_density], values, strict=False)[0].astype("float64")
+    (log_density,) = lower_named_dims(graph_replace([log_density], values, strict=False))
+    log_density = log_density.astype("float64")
     _check_deterministic(log_density)
     log_density = split_wide_operations(log_density)
     try:

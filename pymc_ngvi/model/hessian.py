@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytensor
@@ -13,10 +13,14 @@ import pytensor.tensor as pt
 from pytensor.gradient import jacobian
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.evaluators import Compiler, Evaluator, Products
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.layout import Layout
+
+# How often a step of differences is made longer or shorter, each time by up to a factor of 1e4.
+_STEP_TRIALS = 30
 
 
 class HessianFallbackWarning(UserWarning):
@@ -102,36 +106,101 @@ def verify(evaluator: Any, x: Array, data: tuple[Any, ...], layout: Layout) -> b
     may have a second derivative that is wrong: PyTensor 2 differentiates a recurrent Scan twice
     without complaint, and the wrong result is even symmetric.
 
+    The direction goes as far in each component as gradient and Hessian say that it is long, so that
+    the units of the parameters do not matter. The first step is mostly good enough. Where it tells
+    nothing or finds a contradiction, longer and shorter ones are tried, and for each component the
+    one of the smallest error counts.
+
     Returns
     -------
     bool
         Whether they could be compared: False where they are not finite.
     """
     rng = np.random.default_rng(0)
-    x = x + 0.1 * rng.standard_normal(len(x))
-    direction = rng.standard_normal(len(x))
-    steps = 1e-3 * np.array([0.0, 1.0, -1.0, 0.5, -0.5])
-    points = x + steps[:, np.newaxis] * direction
-    evaluation = evaluator(points, "full", itertools.repeat(data))
-    product = evaluation.hessian[0] @ direction
-    gradient = evaluation.gradient
-    if not np.isfinite([*gradient, product]).all():
+    shift, direction = 0.1 * rng.standard_normal(len(x)), rng.standard_normal(len(x))
+
+    def evaluate(points: Array) -> Evaluation:
+        return cast(Evaluation, evaluator(points, "full", itertools.repeat(data)))
+
+    with np.errstate(all="ignore"):
+        here = evaluate(x[np.newaxis])
+        assert here.hessian is not None
+        lengths = _lengths(here.gradient[0], here.hessian[0].diagonal())
+        lengths = np.where(np.isfinite(lengths), lengths, 1.0)
+        # A parameter that seems very uncertain at x may be bounded not far from there.
+        tried = (
+            _compare(evaluate, x + scale * shift, scale * direction, scale)
+            for scale in (lengths, np.minimum(lengths, 1.0))
+        )
+        comparison = next((found for found in tried if found is not None), None)
+    if comparison is None:
         return False
-    coarse, fine = (gradient[1] - gradient[2]) / 2e-3, (gradient[3] - gradient[4]) / 1e-3
-    size = np.maximum(abs(fine), abs(product))
-    allowed = 20 * abs(coarse - fine) + 0.01 * size + 1e-6 * size.max()
-    wrong = np.flatnonzero(abs(fine - product) > allowed)
+    wrong, product, difference = comparison
     if wrong.size:
         i = int(wrong[0])
         raise ArithmeticError(
             f"it contradicts the gradient, for {layout.label(i)} by {product[i]:.3g} against "
-            f"{fine[i]:.3g}: an operation's second derivative is wrong"
+            f"{difference[i]:.3g}: an operation's second derivative is wrong"
         )
     return True
 
 
+def _lengths(gradient: Array, curvature: Array) -> Array:
+    """Distance (d,) along each component over which the log density changes noticeably.
+
+    It is a standard deviation near the mode; far away it is the length of a Newton step, in which
+    the gradient changes by its own size. Where the curvature tells nothing it is not finite.
+    """
+    return np.asarray(np.maximum(abs(curvature) ** -0.5, abs(gradient / curvature)))
+
+
+def _compare(
+    evaluate: Callable[[Array], Evaluation], x: Array, direction: Array, scale: Array
+) -> tuple[Array, Array, Array] | None:
+    """Compare the product of the Hessian and a direction with differences of the gradient.
+
+    Everything is in units of `scale` (d,), in which components can be compared with each other.
+
+    Returns
+    -------
+    tuple or None
+        The components that contradict each other, the product, and the difference; None where they
+        are not finite.
+    """
+    here = evaluate(x[np.newaxis])
+    assert here.hessian is not None
+    gradient, hessian = here.gradient[0], here.hessian[0]
+    product = scale * (hessian @ direction)
+    if not np.isfinite([gradient, product]).all():
+        return None
+    # What rounding of the gradient and of the point makes of a difference over a step of 1.
+    rounding = 8 * np.finfo(float).eps * scale * (abs(gradient) + abs(hessian) @ abs(x))
+    difference, error = np.full(len(x), np.nan), np.full(len(x), np.inf)
+    wrong = np.array([], dtype=int)
+    for step in (1e-2, 1e-1, 1e-3, 1e-4, 1e-5, 1e-6):
+        steps = step * np.array([1.0, -1.0, 0.5, -0.5])
+        points = x + steps[:, np.newaxis] * direction
+        above, below, half_above, half_below = evaluate(points).gradient
+        fine = scale * (half_above - half_below) / step
+        own_error = abs(fine - scale * (above - below) / (2 * step)) + rounding / step
+        better = own_error < error  # False where it is not finite
+        difference, error = np.where(better, fine, difference), np.where(better, own_error, error)
+        if not np.isfinite(error).all():
+            continue
+        size = np.maximum(abs(difference), abs(product))
+        wrong = np.flatnonzero(
+            abs(difference - product) > 20 * error + 0.01 * size + 1e-6 * size.max()
+        )
+        if not wrong.size and (200 * error <= size.max()).all():
+            break
+    return (wrong, product, difference) if np.isfinite(error).all() else None
+
+
 def difference_hessian(gradient: Callable[[Array], Array], x: Array) -> Array:
     """Hessian (d, d) at x (d,) by central differences, accurate to a few digits.
+
+    The step in each component is a thousandth of the length that the differences themselves give
+    it, found by trying.
 
     Parameters
     ----------
@@ -139,10 +208,43 @@ def difference_hessian(gradient: Callable[[Array], Array], x: Array) -> Array:
         Maps points (n, d) to gradients (n, d).
     x : array, (d,)
     """
-    steps = np.diag(1e-4 * (1 + np.abs(x)))
-    above, below = np.split(gradient(np.concatenate([x + steps, x - steps])), 2)
-    rows = (above - below) / (2 * steps.diagonal()[:, np.newaxis])
+    steps = 1e-4 * (1 + abs(x))
+    below, above = np.zeros(len(x)), np.full(len(x), np.inf)  # steps too short, and too long
+    here, todo = gradient(x[np.newaxis])[0], np.arange(len(x))
+    rows = np.full((len(x), len(x)), np.nan)
+    for _ in range(_STEP_TRIALS):
+        step, shifts = steps[todo], np.diag(steps)[todo]
+        right, left = np.split(gradient(np.concatenate([x + shifts, x - shifts])), 2)
+        with np.errstate(all="ignore"):
+            found = (right - left) / (2 * step[:, np.newaxis])
+            # A component without any curvature keeps its first row: no step is good for it.
+            rows[todo] = np.where(np.isnan(rows[todo]), found, rows[todo])
+            # Of each component's own gradient: its change, its size, and how far it is from linear.
+            kinds = np.stack([right - left, right, right + left - 2 * here])
+            change, size, bend = abs(kinds[:, range(len(todo)), todo])
+            length = _lengths(here[todo], found[range(len(todo)), todo])
+            too_long = ~np.isfinite(found).all(axis=1) | (bend > 1e3 * change)
+            too_long |= step > 0.02 * length
+            too_short = ~too_long & ((change <= 1e-8 * size) | (step < 1e-6 * length))
+            above[todo], below[todo] = (
+                np.where(too_long, step, above[todo]),
+                np.where(too_short, step, below[todo]),
+            )
+            steps[todo] = _next_step(1e-3 * length, step, too_long, below[todo], above[todo])
+        good = ~(too_long | too_short)
+        rows[todo[good]] = found[good]
+        todo = todo[~good]
+        if not todo.size:
+            break
     return np.asarray((rows + rows.T) / 2)
+
+
+def _next_step(proposal: Array, step: Array, too_long: Array, below: Array, above: Array) -> Array:
+    """Return the proposal if it lies between steps known to be too short and too long."""
+    middle = np.sqrt(below * above)
+    known = (below > 0) & np.isfinite(above)
+    other = np.where(known, middle, np.where(too_long, 1e-4, 1e4) * step)
+    return np.where((below < proposal) & (proposal < above) & (proposal > 0), proposal, other)
 
 
 def _vectorized(graph: Graph, compiler: Compiler) -> Evaluator:

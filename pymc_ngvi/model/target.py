@@ -23,7 +23,7 @@ import pytensor
 from numpy.typing import NDArray
 from pymc.exceptions import SamplingError
 
-from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi._compat import initial_point, interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
@@ -101,7 +101,7 @@ class ModelTarget(Target):
     """
 
     def __init__(self, model: pymc.Model, terms: Terms, compiler: Compiler, curvature: str) -> None:
-        point = model.initial_point(0)
+        point = initial_point(model)
         self.model = model
         self.curvature = curvature
         self.layout = Layout(model, point)

@@ -19,15 +19,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.math import variadic_add
 
-from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi._compat import initial_point, interpreted_mode, lower_named_dims
 from pymc_ngvi.errors import warn
 from pymc_ngvi.model.data import Feed, ModelData, Rows
+from pymc_ngvi.model.precision import in_double_precision
 from pymc_ngvi.model.variables import as_tensor
 
 # Number of points at which a potential is tried, to tell a sum over rows from a mean.
@@ -81,7 +84,10 @@ class Terms:
         variables = [*dict.fromkeys(model.basic_RVs), *model.potentials]
         # PyTensor would keep with each node the stack traces of all the nodes that it replaced.
         with pytensor.config.change_flags(traceback__limit=0):
-            logps = model.logp(vars=variables, sum=False)
+            logps = lower_named_dims(model.logp(vars=variables, sum=False))
+            # A model whose parameters are in single precision is computed in it.
+            if all(value.dtype == "float64" for value in model.continuous_value_vars):
+                logps = in_double_precision(logps)
         terms = map(self._term, variables, logps)
         self._terms = sorted(terms, key=lambda term: term.feed is None)
 
@@ -95,6 +101,31 @@ class Terms:
         if feed is not None and total is None and not observed:
             averages = self._averages(variable, logp, feed)
         return Term(variable, logp, observed, feed, total, averages)
+
+    def _check_density(self, term: Term) -> None:
+        """Raise where a term is not the log density of its variable."""
+        name, node = term.variable.name, term.variable.owner
+        if node is None or term.variable not in self.data.model.basic_RVs:
+            return
+        if isinstance(node.op, SimulatorRV):
+            raise NotImplementedError(
+                f"{name} is a pm.Simulator: its log density is a distance to data simulated at "
+                "random, which has no gradient. Sample the model with pm.sample_smc(), or give "
+                f"{name} a distribution with a log density"
+            )
+        value = self.data.model.rvs_to_values[term.variable]
+        # What pymc-bart gives for a sum of trees is zero, whatever the trees: its sampler knows the
+        # prior. A flat prior is zero for each value; a pm.CustomDist is what its author says.
+        if not (
+            term.observed
+            or isinstance(node.op, CustomDistRV | CustomSymbolicDistRV)
+            or value in set(ancestors([term.logp]))
+        ):
+            raise NotImplementedError(
+                f"the log density of {name} ({node.op}) does not depend on {name}, so it is not "
+                "its prior, and a fit would ignore that prior. A variable of pymc_bart needs its "
+                "own step method: sample the model with pm.sample(), which takes PGBART for it"
+            )
 
     def _feed_of(self, variable: Variable, logp: Variable) -> int | None:
         above = set(ancestors([logp]))
@@ -130,7 +161,7 @@ class Terms:
     def _probe(self, logp: Variable, feed: Feed) -> Iterator[tuple[float, float]]:
         """Evaluate a term at a few points, each on a batch of rows and on these rows twice."""
         model, loader = self.data.model, feed.loader
-        point, inputs = model.initial_point(0), model.value_vars
+        point, inputs = initial_point(model), model.value_vars
         function = pytensor.function(
             inputs, as_tensor(logp).sum(), mode=interpreted_mode(), on_unused_input="ignore"
         )
@@ -201,10 +232,14 @@ class Terms:
         return log_density, tuple(inputs)
 
     def check(self) -> None:
-        """Raise where data in memory are not finite, and warn of terms not scaled to their data.
+        """Raise where terms or data cannot be used, and warn of terms not scaled to their data.
 
-        PyMC does not warn of the latter. Data on disk are checked when they are read.
+        Terms cannot be used that are not the log density of their variable; data in memory cannot
+        if they are not finite, and data on disk are checked when they are read. PyMC does not warn
+        of scaling.
         """
+        for term in self:
+            self._check_density(term)
         for feed in self.data.feeds:
             feed.loader.check()
         for term in self:

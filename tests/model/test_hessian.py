@@ -10,9 +10,12 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 
+from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model import hessian
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.hessian import HessianFallbackWarning, HessianUnavailableError
+from pymc_ngvi.model.layout import Layout
+from tests.models import MODELS
 
 
 class Cube(Op):
@@ -151,3 +154,64 @@ def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
     assert target.hessian_route == "products"
     curvature = -1 - 10**-1.5 / 4
     np.testing.assert_allclose(target.evaluate(np.zeros((1, 1)), "full").hessian, curvature)
+
+
+# Verification, in any units -------------------------------------------------------------------
+
+SCALES = [1e-30, 1e-12, 1.0, 1e12, 1e30]
+
+
+class Analytic:
+    """-u'Ru/2 + sum(u**3)/10 - exp(-u[0]) with u = x / scale, and a Hessian times `factor`."""
+
+    layout = Layout(
+        MODELS["linear_regression"](), {"intercept": 0.0, "slopes": np.zeros(3), "sigma_log__": 0.0}
+    )
+    coupling = np.eye(5) + 0.3
+
+    def __init__(self, scale: float, factor: float = 1.0) -> None:
+        # One component is always of order 1.
+        self.scale = np.array([scale, scale, 1.0, 1.0, 1 / scale])
+        self.factor = factor
+
+    def gradient(self, points):
+        u = points / self.scale
+        rows = -u @ self.coupling + 0.3 * u**2
+        with np.errstate(over="ignore"):
+            rows[:, 0] += np.exp(-u[:, 0])
+        return rows / self.scale
+
+    def hessian(self, point):
+        u = point / self.scale
+        curvature = -self.coupling + np.diag(0.6 * u)
+        curvature[0, 0] -= np.exp(-u[0])
+        return curvature / np.outer(self.scale, self.scale)
+
+    def __call__(self, points, curvature, data):
+        hessians = np.array([self.factor * self.hessian(point) for point in points])
+        return Evaluation(np.zeros(len(points)), self.gradient(points), hessians)
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0, -30.0])
+@pytest.mark.parametrize("scale", SCALES)
+def test_units_do_not_matter_to_verification(scale, start):
+    target = Analytic(scale)
+    assert hessian.verify(target, start * target.scale, (), target.layout)
+    for factor in (0.95, 1.05, -1.0, 0.0):
+        with pytest.raises(ArithmeticError, match="contradicts the gradient"):
+            hessian.verify(Analytic(scale, factor), start * target.scale, (), target.layout)
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0])
+@pytest.mark.parametrize("scale", SCALES[1:-1])
+def test_units_do_not_matter_to_differences(scale, start):
+    target = Analytic(scale)
+    x = start * target.scale
+    units = np.outer(target.scale, target.scale)
+    differences = hessian.difference_hessian(target.gradient, x) * units
+    np.testing.assert_allclose(differences, target.hessian(x) * units, rtol=1e-4, atol=1e-5)
+
+
+def test_verification_of_what_is_not_finite():
+    target = Analytic(1.0, factor=np.nan)
+    assert not hessian.verify(target, np.zeros(5), (), target.layout)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc import initial_point as initial
 from pymc.exceptions import SamplingError
+from pymc.logprob.abstract import _logprob
 from pymc.variational.approximations import FullRank
 from pymc.variational.opvi import ParametrizationError
+from pytensor.tensor.random.op import RandomVariable
 
-from pymc_ngvi._compat import PYMC_6
+from pymc_ngvi._compat import PYMC_6, initial_point
+from pymc_ngvi.model import evaluators
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.target import ModelTarget
 from tests.models import MODELS
@@ -65,6 +71,20 @@ def test_diagonal_is_that_of_the_hessian(interpreted, name):
     draws = generic_point(target) + np.linspace(0, 0.1, 3)[:, np.newaxis]
     full, diagonal = target.evaluate(draws, "full"), target.evaluate(draws, "diagonal")
     np.testing.assert_array_equal(diagonal.hessian, np.diagonal(full.hessian, axis1=1, axis2=2))
+
+
+def test_models_with_named_dims_have_hessians():
+    with warnings.catch_warnings():  # PyTensor 2 says that they are experimental
+        warnings.simplefilter("ignore")
+        dims = pytest.importorskip("pymc.dims")
+    with pm.Model(coords={"group": ["a", "b"]}) as model:
+        scale = dims.HalfNormal("scale", 2, dims="group")
+        dims.Potential("together", -3 * (scale**2).sum() / 100**2)
+    target = compile_target(model, backend="interpreted")
+    assert target.hessian_route == "vectorized"
+    x = np.array([[0.2, -0.4]])
+    squares = np.exp(2 * x) * (1 / 8 + 3e-4)
+    np.testing.assert_allclose(target.evaluate(x, "full").hessian[0], np.diag(-4 * squares[0]))
 
 
 def test_log_density_is_that_of_pymc(interpreted):
@@ -152,6 +172,35 @@ def test_functions_are_compiled_lazily_and_once(monkeypatch):
     assert len(compiled) == 2  # of the Hessian, and interpreted a cheap one of the log density
 
 
+def test_a_long_compilation_is_announced_once(monkeypatch):
+    monkeypatch.setattr(evaluators, "_MANY_OPERATIONS", 5)
+    target = compile_target(MODELS["conjugate_normal"](), compile_kwargs={"mode": "FAST_COMPILE"})
+    with pytest.warns(evaluators.SlowCompilationWarning, match="interpreted"):
+        target.evaluate(np.zeros((1, 1)), "full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", evaluators.SlowCompilationWarning)
+        target.evaluate(np.zeros((1, 1)), "none")
+        target = compile_target(MODELS["conjugate_normal"](), backend="interpreted")
+        target.evaluate(np.zeros((1, 1)), "full")
+
+
+def test_the_initial_point_is_pymcs_without_the_c_compiler(monkeypatch):
+    model = MODELS["lkj_cholesky_cov"]()
+    expected = model.initial_point(0)
+    compilers = []
+    compile_function = initial.compile
+
+    def record(*args, **kwargs):
+        compilers.append(pytensor.config.cxx)
+        return compile_function(*args, **kwargs)
+
+    monkeypatch.setattr(initial, "compile", record)
+    found = initial_point(model)
+    assert compilers == [""]
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
 def test_set_data_takes_effect_after_compiling():
     model = MODELS["mutable_data"]()
     target = compile_target(model, backend="interpreted")
@@ -208,8 +257,70 @@ def test_discrete_variables_are_named():
         k = pm.Poisson("k", 3.0)
         z = pm.Bernoulli("z", 0.5)
         pm.Normal("y", k + z, 1.0, observed=1.0)
-    with pytest.raises(ParametrizationError, match=r"k, z: discrete.*marginalize"):
+    with pytest.raises(ParametrizationError, match=r"VI: k, z\. They have.*marginalize") as ours:
         compile_target(model)
+    with pytest.raises(ParametrizationError) as pymcs, model:
+        pm.fit(1, method="advi", progressbar=False)
+    assert str(ours.value).startswith(str(pymcs.value))
+
+
+def test_variables_of_size_zero():
+    with pm.Model() as model:
+        pm.Normal("nothing", shape=0)
+        pm.HalfNormal("none", shape=(2, 0))
+    with pytest.raises(ValueError, match=r"nothing has shape \(0,\), none has shape \(2, 0\)"):
+        compile_target(model)
+
+
+def test_simulators_are_refused():
+    def simulate(rng, mu, size=None):
+        return rng.normal(mu, 1.0, size=size)
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Simulator("flight", simulate, mu, epsilon=1.0, observed=np.ones(5))
+    with pytest.raises(NotImplementedError, match=r"flight is a pm\.Simulator.*sample_smc"):
+        compile_target(model)
+
+
+def test_trees_are_refused():
+    pmb = pytest.importorskip("pymc_bart", reason="pymc-bart is not installed")
+    X = np.random.default_rng(1).normal(size=(20, 2))
+    with pm.Model() as model:
+        trees = pmb.BART("trees", X, X[:, 0], m=5)
+        pm.Normal("y", trees, 1.0, observed=X[:, 0])
+    with pytest.raises(NotImplementedError, match=r"density of trees .*BART.*PGBART"):
+        compile_target(model)
+
+
+def test_a_log_density_that_ignores_its_variable_is_refused():
+    """Whatever its name, its prior would be lost; flat priors are flat on purpose."""
+
+    class Forest(RandomVariable):
+        name, signature, dtype = "forest", "()->()", "floatX"
+
+        @classmethod
+        def rng_fn(cls, rng, mu, size):
+            return rng.normal(mu, size=size)
+
+    @_logprob.register(Forest)
+    def _(op, values, *inputs, **kwargs):
+        return pt.zeros(3)
+
+    with pm.Model() as model:
+        model.register_rv(Forest()(0.0, size=3), name="forest")
+        pm.Flat("flat")
+        pm.CustomDist("custom", logp=lambda value: pt.zeros(()), initval=0.0)
+    with pytest.raises(
+        NotImplementedError, match=r"density of forest .* does not depend on forest"
+    ):
+        compile_target(model)
+    with pm.Model() as model:
+        pm.Flat("flat")
+        pm.HalfFlat("half_flat")
+        pm.Uniform("uniform", default_transform=None)
+        pm.CustomDist("custom", logp=lambda value: pt.zeros(()), initval=0.0)
+    assert compile_target(model, backend="interpreted").dim == 4
 
 
 def test_no_free_variables():

@@ -148,7 +148,8 @@ class Fit:
         if result.status in (Status.FAILED, Status.INTERRUPTED):
             return Verdict()
         try:
-            return judge(self.prepared.target, result.q, self.prepared.rng)
+            prepared, spent = self.prepared, result.state.evaluations
+            return judge(prepared.target, result.q, prepared.rng, spent=spent)
         except (Exception, KeyboardInterrupt) as error:
             return Verdict(problem=first_line(error))
 
@@ -219,14 +220,8 @@ def _difference(later: Reading, earlier: Reading) -> Reading:
 
 def _warn_of_verdict(verdict: Verdict) -> None:
     """Warn where the fit is unreliable, or could not be judged."""
-    if verdict.problem:
-        warn(f"ngvi: the fit was not judged: {verdict.problem}", UnreliableFit)
-    if verdict.unreliable:
-        warn(
-            f"ngvi: the posterior is not close to a Gaussian of this family (k-hat {verdict}): "
-            "reparametrise (non-centred hierarchies), or check against pm.sample",
-            UnreliableFit,
-        )
+    if message := verdict.warning():
+        warn(f"ngvi: {message}", UnreliableFit)
 
 
 def _warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:

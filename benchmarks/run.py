@@ -7,7 +7,7 @@
     python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
-    python benchmarks/run.py verdict --posteriordb PATH --cache FOLDER  # does it warn when it should?
+    python benchmarks/run.py verdict --posteriordb PATH      # does it warn where it should?
     python benchmarks/run.py table                           # RESULTS.md from what was measured
 
 Every measurement is a line of benchmarks/results/PART-LINE.csv, where LINE is the line of PyMC it

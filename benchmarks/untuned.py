@@ -272,9 +272,7 @@ def sample_reference(entry: Untuned, sampler: str = "pymc") -> Reference:
     )
 
 
-def load_reference(
-    entry: Untuned, cache: Path = DEFAULT_CACHE, sampler: str = "pymc"
-) -> Reference:
+def load_reference(entry: Untuned, cache: Path = DEFAULT_CACHE, sampler: str = "pymc") -> Reference:
     """Return the reference of a model from the cache, sampled first if it is not there."""
     path = cache / f"{entry.name}.npz"
     if not path.is_file():

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from pymc_ngvi.core.linalg import Array
@@ -32,7 +33,7 @@ from pymc_ngvi.core.linalg import Array
 MOST_SHIFT = 0.2
 #: A standard deviation is off where it differs from the posterior's by more than this share of it.
 MOST_SPREAD = 0.2
-#: Probability that any of all parameters is called off where none is further off than the limits.
+#: Probability that chance alone makes any parameter of an exact fit look different.
 _FALSE_ALARM = 0.05
 
 #: Columns of the table, after its index, the name of the component.
@@ -138,32 +139,46 @@ def make_table(
     return pandas.DataFrame(data, index=index)
 
 
-def surely_off(table: pandas.DataFrame, sign: float = -1.0) -> Array:
-    """By how many of its limits each parameter is off, at the least that its errors allow.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-    sign : {-1, 0, 1}
-        The least, the estimate, or the most.
+def severity(table: pandas.DataFrame) -> Array:
+    """By how many of its limits each parameter is off, at the least that its error allows.
 
     Returns
     -------
     array
-        Above 1 where a mean or a standard deviation is off. The errors are so many standard errors
-        that, over all parameters together, a false alarm is as unlikely as for one.
+        Above 1 where a mean or a standard deviation is off: it is beyond its limit by more than a
+        standard error, and its difference from an exact fit is no chance. The latter takes so many
+        standard errors that among all parameters of an exact fit a false alarm is as unlikely as
+        for one. Infinite where a value is not finite.
     """
     if table.empty:
         return np.empty(0)
-    errors = sign * -ndtri(_FALSE_ALARM / (2 * len(table)))
-    shift = abs(table["shift"]) + errors * table["shift_error"]
-    spread = abs(table["sd_ratio"] - 1) + errors * table["sd_ratio_error"]
-    return np.maximum(shift / MOST_SHIFT, spread / MOST_SPREAD).to_numpy()
+    many = -ndtri(_FALSE_ALARM / (4 * len(table)))  # two estimates each, either way
+    found = []
+    for estimate, error, limit in _estimates(table):
+        least = (estimate - error) / limit
+        chance = estimate <= many * error
+        found.append(np.where(chance, np.minimum(least, 1), least))
+    return np.nan_to_num(np.maximum(*found), nan=np.inf, posinf=np.inf)
+
+
+def beyond(table: pandas.DataFrame) -> NDArray[np.bool_]:
+    """Whether the estimates of each parameter are beyond their limits, whatever their errors."""
+    mean, spread = (estimate > limit for estimate, _, limit in _estimates(table))
+    return mean | spread
+
+
+def _estimates(table: pandas.DataFrame) -> list[tuple[Array, Array, float]]:
+    """Return how far means and standard deviations are off, their errors and their limits."""
+    shift, ratio = (table[name].to_numpy() for name in ("shift", "sd_ratio"))
+    return [
+        (abs(shift), table["shift_error"].to_numpy(), MOST_SHIFT),
+        (abs(ratio - 1), table["sd_ratio_error"].to_numpy(), MOST_SPREAD),
+    ]
 
 
 def worst(table: pandas.DataFrame, n: int) -> pandas.DataFrame:
     """Return the n parameters that are off by most, beyond their errors; the worst first."""
-    order = np.argsort(-surely_off(table), kind="stable")
+    order = np.argsort(-severity(table), kind="stable")
     return table.iloc[order[:n]]
 
 

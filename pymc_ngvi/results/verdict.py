@@ -18,10 +18,11 @@ from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.parameters import (
     Block,
     Moments,
+    beyond,
     describe,
     empty_table,
     make_table,
-    surely_off,
+    severity,
     worst,
 )
 
@@ -101,9 +102,7 @@ class Verdict:
         """Parameters that trustworthy weights show to be off beyond the limits, worst first."""
         if not self.weighable:
             return self.parameters.iloc[:0]
-        # NaN, of a parameter that overflows on its own scale, is off too.
-        count = int((~(surely_off(self.parameters) <= 1)).sum())
-        return worst(self.parameters, count)
+        return worst(self.parameters, int((severity(self.parameters) > 1).sum()))
 
     @property
     def unclear(self) -> bool:
@@ -114,8 +113,9 @@ class Verdict:
         khat_error = (1 + self.khat) / math.sqrt(3 * math.sqrt(self.draws))
         if abs(self.khat - UNRELIABLE_KHAT) < 2 * khat_error:
             return True
-        least, estimate = surely_off(self.parameters), surely_off(self.parameters, 0.0)
-        return self.weighable and bool(np.any((estimate > 1) & (least <= 1)))
+        return self.weighable and bool(
+            np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))
+        )
 
     def __str__(self) -> str:
         if not self.draws or np.isnan(self.khat):
@@ -175,8 +175,8 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
     full = target.of_all_data(q, rng)
     fresh = FreshDraws(q, rng)
     own = OwnScale(target.model, target.layout)
-    # A gradient costs about three log densities, and a Hessian a gradient for each component.
-    affordable = 3 * (1 + q.dim) * spent / target.price
+    # An evaluation gives d derivatives and their curvature, and costs as much as d draws or more.
+    affordable = (1 + q.dim) * spent / target.price
     draws = VERDICT_DRAWS
     for more in [*[True] * ROUNDS, False]:
         log_ratios = fresh.extend(full.log_density, draws)

@@ -287,9 +287,9 @@ def _verdict(rows: list[Row]) -> str:
 its mean is off by more than 0.2 standard deviations of the reference, or its standard deviation by
 more than 20%, on the unconstrained or on its own scale. References of the untuned models are of
 nutpie (`python benchmarks/untuned.py --sampler nutpie`). The worst parameter is that of the
-worst seed. Models that are not in the table were not measured. The rule that calls a parameter off was
-changed once after a look at the fits of eight_schools_noncentered, which a stricter rule had missed:
-what is called off there is not independent evidence for it.
+worst seed. Models that are not in the table were not measured. The rule that calls a parameter off
+was changed once after a look at the fits of eight_schools_noncentered, which a stricter rule had
+missed: what is called off there is not independent evidence for it.
 
 Of {len(kinds["below"])} fits with no parameter off, {counts["below"]} warned; of
 {len(kinds["above"])} fits with one or more off, {counts["above"]}. In fits whose weights can be

@@ -211,7 +211,7 @@ class GaussianApproximation:
             }
             | (
                 {}
-                if self.report is None
+                if self.report is None or self.report.parameters.empty
                 else {"fit_check": parameters_to_dataset(self.report.parameters)}
             ),
             attrs={

@@ -7,6 +7,7 @@
     python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
+    python benchmarks/run.py verdict --posteriordb PATH      # does it warn where it should?
     python benchmarks/run.py table                           # RESULTS.md from what was measured
 
 Every measurement is a line of benchmarks/results/PART-LINE.csv, where LINE is the line of PyMC it
@@ -37,6 +38,8 @@ import pymc_ngvi as ngvi
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.results.draws import OwnScale
+from pymc_ngvi.results.parameters import MOST_SHIFT, MOST_SPREAD
 from pymc_ngvi.results.verdict import fresh_log_ratios
 
 RESULTS = Path(__file__).parent / "results"
@@ -274,6 +277,63 @@ def against_nuts(arguments: argparse.Namespace) -> None:
             table.add({"model": name, "seed": seed, "dim": reference.draws.shape[1], **row})
 
 
+def verdicts(arguments: argparse.Namespace) -> None:
+    """Compare what the verdict says of each parameter with the reference."""
+    table = Table("verdict", ("model", "seed"))
+    wanted = arguments.models or [*posteriordb.POSTERIORS, *untuned.MODELS]
+    for name in wanted:
+        seeds = [seed for seed in (1, 2, 3) if not table.has(model=name, seed=seed)]
+        if not seeds:
+            continue
+        if name in untuned.MODELS:
+            model = untuned.MODELS[name].build()
+            draws = untuned.load_reference(untuned.MODELS[name], arguments.cache).draws
+        else:
+            arguments.models = [name]
+            _, model, draws = next(posteriors(arguments))
+        inference = ngvi.NGVI(model=model, backend=arguments.backend)
+        for seed in seeds:
+            approx, _ = fitted(inference, random_seed=seed)
+            row = _errors_of_parameters(approx, draws)
+            table.add({"model": name, "seed": seed, "dim": draws.shape[1], **row})
+
+
+def _errors_of_parameters(approx: Any, draws: np.ndarray) -> Row:
+    """Compare the table of the report with reference draws (n, d)."""
+    report = approx.report
+    verdict, said = report.verdict, report.parameters
+    own = OwnScale(approx.model, approx.layout)
+    labels = [slot.label(i) for slot in own.slots() for i in range(slot.size)]
+    values = np.hstack([draws, own(draws)])
+    columns = [[*approx.layout.names, *labels].index(label) for label in said.index]
+    mean, sd = values.mean(axis=0)[columns], values.std(axis=0)[columns]
+    shift, ratio = (mean - said["mean"]) / sd, said["sd"] / sd
+    error = np.maximum(abs(shift) / MOST_SHIFT, abs(ratio - 1) / MOST_SPREAD)
+    off = error > 1
+    worst = error.idxmax()
+    return {
+        "status": report.status,
+        "khat": report.khat,
+        "ess": report.ess,
+        "draws": report.verdict_draws,
+        "verdict_s": round(report.verdict_seconds, 2),
+        "weighable": int(verdict.weighable),
+        "warned": int(verdict.unreliable),
+        "parameters": len(said),
+        "off": int(off.sum()),
+        "called": len(verdict.off),
+        "rightly": int(off[verdict.off.index].sum()),
+        "error": float(error.max()),
+        "worst": worst,
+        "shift": float(shift[worst]),
+        "said_shift": float(said["shift"][worst]),
+        "shift_error": float(said["shift_error"][worst]),
+        "sd_ratio": float(ratio[worst]),
+        "said_sd_ratio": float(said["sd_ratio"][worst]),
+        "sd_ratio_error": float(said["sd_ratio_error"][worst]),
+    }
+
+
 def main() -> None:
     """Measure a part, or write the table."""
     parser = argparse.ArgumentParser(
@@ -287,10 +347,12 @@ def main() -> None:
         "calibration": calibration,
         "untuned": against_nuts,
         "families": families,
+        "verdict": verdicts,
         "table": lambda arguments: tables.write(RESULTS),
     }
     parser.add_argument("part", choices=[*parts])
     parser.add_argument("--models", nargs="+", help="only these models")
+    parser.add_argument("--backend", help="of the fits that `verdict` makes")
     posteriordb.add_option(parser)
     untuned.add_option(parser)
     arguments = parser.parse_args()

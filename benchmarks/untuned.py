@@ -1,9 +1,9 @@
 """Six models the engine was not tuned on, with simulated data and NUTS as the reference.
 
-    python benchmarks/untuned.py [--models NAME ...] [--cache FOLDER]
+    python benchmarks/untuned.py [--models NAME ...] [--cache FOLDER] [--sampler nutpie]
 
 samples the references that the cache lacks, one after the other on one core (minutes for each
-model), and prints their diagnostics.
+model with PyMC's own sampler, less with nutpie), and prints their diagnostics.
 """
 
 from __future__ import annotations
@@ -252,9 +252,9 @@ def _as_array(values: xarray.DataArray) -> np.ndarray:
     return values.transpose("chain", "draw", ...).to_numpy()
 
 
-def sample_reference(entry: Untuned) -> Reference:
+def sample_reference(entry: Untuned, sampler: str = "pymc") -> Reference:
     """Sample a model with NUTS: 4 chains of 1,000 draws unless it asks for more, on one core."""
-    settings = {"draws": 1000, "target_accept": 0.9, **entry.sampling}
+    settings = {"draws": 1000, "target_accept": 0.9, "nuts_sampler": sampler, **entry.sampling}
     model = entry.build()
     with model:
         idata = pm.sample(tune=1000, chains=4, cores=1, random_seed=1, **settings)
@@ -272,12 +272,12 @@ def sample_reference(entry: Untuned) -> Reference:
     )
 
 
-def load_reference(entry: Untuned, cache: Path = DEFAULT_CACHE) -> Reference:
+def load_reference(entry: Untuned, cache: Path = DEFAULT_CACHE, sampler: str = "pymc") -> Reference:
     """Return the reference of a model from the cache, sampled first if it is not there."""
     path = cache / f"{entry.name}.npz"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **asdict(sample_reference(entry)))
+        np.savez_compressed(path, **asdict(sample_reference(entry, sampler)))
     with np.load(path) as stored:
         return Reference(
             **{key: array if array.ndim else array[()] for key, array in stored.items()}
@@ -299,11 +299,12 @@ def main() -> None:
     """Sample what the cache lacks, and print the diagnostics of every reference."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--sampler", choices=["pymc", "nutpie"], default="pymc")
     add_option(parser)
     arguments = parser.parse_args()
     print(f"{'model':<16} {'dim':>4} {'R-hat':>7} {'ESS':>6} {'divergences':>12}")
     for name in arguments.models:
-        found = load_reference(MODELS[name], arguments.cache)
+        found = load_reference(MODELS[name], arguments.cache, arguments.sampler)
         print(
             f"{name:<16} {found.draws.shape[1]:>4} {found.largest_rhat:>7.4f} "
             f"{found.smallest_ess:>6.0f} {found.divergences:>12}",

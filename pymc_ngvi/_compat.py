@@ -43,16 +43,23 @@ def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64],
     """Smooth log importance ratios (n,) by ArviZ's PSIS, and return log weights (n,) and k-hat.
 
     ArviZ 0 takes the ratios themselves, ArviZ 1 their negative: the log likelihoods of leaving one
-    out.
+    out. Where no tail can be fitted because many of the largest ratios are equal, the ratios are
+    returned as they are and k-hat is infinite; ArviZ 0 says infinite, ArviZ 1 NaN or an error.
     """
-    if PYMC_6:
-        from arviz_stats.base import array_stats
+    with np.errstate(all="ignore"):
+        if PYMC_6:
+            from arviz_stats.base import array_stats
 
-        log_weights, khat = array_stats.psislw(-log_ratios)
-    else:
-        from arviz import psislw
+            try:
+                log_weights, khat = array_stats.psislw(-log_ratios)
+            except ValueError:
+                return log_ratios, np.inf
+        else:
+            from arviz import psislw
 
-        log_weights, khat = psislw(log_ratios)
+            log_weights, khat = psislw(log_ratios)
+    if not np.isfinite(khat):
+        return log_ratios, np.inf
     return np.asarray(log_weights), float(khat)
 
 

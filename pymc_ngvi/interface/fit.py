@@ -183,8 +183,9 @@ class Fit:
         if result.status in (Status.INITIALISED, Status.FAILED, Status.INTERRUPTED):
             return Verdict()
         try:
+            prepared, spent = self.prepared, result.state.evaluations
             with shield.lifted():
-                return judge(self.prepared.target, result.q, self.prepared.rng)
+                return judge(prepared.target, result.q, prepared.rng, spent=spent)
         except (Exception, KeyboardInterrupt) as error:
             return Verdict(problem=first_line(error))
 
@@ -299,14 +300,8 @@ def _difference(later: Reading, earlier: Reading) -> Reading:
 
 def _warn_of_verdict(verdict: Verdict) -> None:
     """Warn where the fit is unreliable, or could not be judged."""
-    if verdict.problem:
-        warn(f"ngvi: the fit was not judged: {verdict.problem}", UnreliableFit)
-    if verdict.unreliable:
-        warn(
-            f"ngvi: the posterior is not close to a Gaussian of this family (k-hat {verdict}): "
-            "reparametrise (non-centred hierarchies), or check against pm.sample",
-            UnreliableFit,
-        )
+    if message := verdict.warning():
+        warn(f"ngvi: {message}", UnreliableFit)
 
 
 def _warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:

@@ -156,7 +156,7 @@ class Layout:
         for variable in model.free_RVs:
             value = model.rvs_to_values[variable]
             shape = np.shape(point[value.name])
-            axes = _named_axes(model, variable.name, shape)
+            axes = named_axes(model, variable.name, shape)
             slot = Slot(value.name, variable.name, start, shape, value.dtype, axes)
             slots.append(slot)
             start = slot.stop
@@ -243,9 +243,10 @@ def _agree(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
     )
 
 
-def _named_axes(
+def named_axes(
     model: Any, variable: str, shape: tuple[int, ...]
 ) -> tuple[tuple[str, tuple[Any, ...]] | None, ...]:
+    """Return names and coordinates of the axes of a variable, as a :class:`Slot` keeps them."""
     dims = model.named_vars_to_dims.get(variable, ())
     if len(dims) != len(shape):
         return (None,) * len(shape)

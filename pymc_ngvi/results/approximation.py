@@ -30,6 +30,7 @@ from pymc_ngvi.results.records import (
     SavedFit,
     history_to_dataset,
     moments_to_dataset,
+    parameters_to_dataset,
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
@@ -207,7 +208,12 @@ class GaussianApproximation:
             others={
                 "fit": moments_to_dataset(self.gaussian, self.layout),
                 "fit_trace": history_to_dataset(self.history),
-            },
+            }
+            | (
+                {}
+                if self.report is None or self.report.parameters.empty
+                else {"fit_check": parameters_to_dataset(self.report.parameters)}
+            ),
             attrs={
                 "posterior": self._attributes(random_seed),
                 "sample_stats": weighed.attributes | {"importance": importance or "none"},

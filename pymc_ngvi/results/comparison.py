@@ -75,8 +75,9 @@ def loo(
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         elpd = estimate(data, variable)
     # Where weights are almost equal, k-hat is about a tail that holds too little to matter.
-    uneven = _efficiency(data, variable) < FULL_EFFICIENCY
-    bad = int(((elpd.pareto_k > elpd.good_k) & uneven).sum())
+    # A k-hat that is NaN says nothing good either, hence the negations.
+    even = _efficiency(data, variable) >= FULL_EFFICIENCY
+    bad = int((~(elpd.pareto_k <= elpd.good_k) & ~even).sum())
     if bad:
         warn(
             f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "

@@ -15,7 +15,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.data import ModelData
 from pymc_ngvi.model.densities import Densities, Values
-from pymc_ngvi.model.layout import Layout, Outline
+from pymc_ngvi.model.layout import Layout, Outline, Slot, named_axes
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.terms import Terms
@@ -118,6 +118,45 @@ class DrawTransform:
                 "give it to load(..., loader=), or set `loader` of the approximation"
             )
         return Densities(Terms(self._data), [slot.name for slot in self.layout])
+
+
+class OwnScale:
+    """Transformed free variables on their own scale, at flat unconstrained draws.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+        The flat vector of the model.
+    """
+
+    def __init__(self, model: pymc.Model, layout: Layout) -> None:
+        self._model = model
+        self._layout = layout
+        inputs = [model.rvs_to_values[model[slot.variable]] for slot in layout]
+        self._variables = [v for v in model.free_RVs if model.rvs_to_transforms[v] is not None]
+        outputs = model.replace_rvs_by_values(self._variables) if self._variables else []
+        self._compute = DrawFunction("free variables", inputs, outputs)
+
+    def __call__(self, draws: Array) -> Array:
+        """Return the components (n, p) of all these variables at draws (n, d)."""
+        if not self._variables:
+            return np.empty((len(draws), 0))
+        values = self._compute(list(self._layout.unflatten(draws).values()))
+        return np.concatenate([value.reshape(len(draws), -1) for value in values], axis=1)
+
+    def slots(self) -> list[Slot]:
+        """Return the places of the variables among the components."""
+        if not self._variables:
+            return []
+        point = np.zeros((1, self._layout.dim))
+        values = self._compute(list(self._layout.unflatten(point).values()))
+        slots: list[Slot] = []
+        for variable, value in zip(self._variables, values, strict=True):
+            start, shape = slots[-1].stop if slots else 0, value.shape[1:]
+            axes = named_axes(self._model, variable.name, shape)
+            slots.append(Slot(variable.name, variable.name, start, shape, value.dtype.name, axes))
+        return slots
 
 
 def _check_free_variables(value_vars: Mapping[str, Variable], layout: Layout) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from pymc_ngvi._compat import pareto_smooth
 from pymc_ngvi.core.linalg import Array
@@ -15,8 +16,11 @@ Indices = NDArray[np.intp]
 #: With fewer draws, the largest fifth of the ratios is too few to fit a Pareto distribution to.
 _FEWEST = 25
 
-#: Log ratios that differ by less are equal up to rounding, and have no tail to fit.
+#: Log ratios that differ by less are equal up to rounding.
 _EQUAL = 1e-8
+
+#: Where as many draws have the largest ratio, it is a bound of the ratios, and there is no tail.
+_BOUND = 5
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class Importance:
     khat : float
         Shape of the Pareto tail. Below 0.5 the Gaussian is close to the posterior, and weights
         correct what it misses; up to 0.7 weights help; above they cannot be trusted. Infinite where
-        a ratio is infinite or NaN, and NaN where there are too few draws to fit a tail.
+        a ratio is infinite or NaN or where no tail can be fitted to the ratios, and NaN where there
+        are too few draws to fit one. Zero where several draws have the largest ratio, as draws have
+        that are of an exact fit or of a density with steps.
     """
 
     log_weights: Array
@@ -46,13 +52,15 @@ class Importance:
         n, inside = len(log_ratios), log_ratios > -np.inf
         if not (log_ratios < np.inf).all() or not inside.any():  # NaN included
             return cls(np.full(n, -np.log(n)), np.inf)
-        if np.ptp(log_ratios[inside]) < _EQUAL:
-            return cls(np.where(inside, -np.log(inside.sum()), -np.inf), 0.0)
-        if n < _FEWEST:
-            weights = np.exp(log_ratios - log_ratios.max())
-            with np.errstate(divide="ignore"):
-                return cls(np.log(weights / weights.sum()), np.nan)
-        return cls(*pareto_smooth(log_ratios - log_ratios.max()))
+        log_weights, ratios = np.full(n, -np.inf), log_ratios[inside]
+        ratios = ratios - ratios.max()
+        khat = np.nan
+        if (ratios > -_EQUAL).sum() >= min(_BOUND, len(ratios)):
+            khat = 0.0
+        elif len(ratios) >= _FEWEST:
+            ratios, khat = pareto_smooth(ratios)
+        log_weights[inside] = ratios - logsumexp(ratios)
+        return cls(log_weights, khat)
 
     def resample(self, n: int, rng: np.random.Generator, *, replace: bool = False) -> Indices:
         """Choose n of the draws by their weights.

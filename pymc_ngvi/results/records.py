@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import pandas
 import xarray
 
 from pymc_ngvi.core.algorithm import Info, Status
@@ -22,6 +23,7 @@ from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, al
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.model.layout import Layout, Outline
+from pymc_ngvi.results.parameters import COLUMNS, empty_table, make_table
 from pymc_ngvi.results.report import Report
 
 _AXES = ("parameter", "parameter_bis")
@@ -68,6 +70,11 @@ class SavedFit:
                 f"history_{name}": ("step", column.values.astype(np.float64))
                 for name, column in history_to_dataset(self.history).variables.items()
             }
+        if self.report is not None and len(self.report.parameters):
+            variables |= {
+                f"table_{name}": ("row", column.values)
+                for name, column in parameters_to_dataset(self.report.parameters).variables.items()
+            }
         return xarray.Dataset(
             gaussian_to_variables(self.gaussian) | variables,
             attrs={
@@ -89,12 +96,15 @@ class SavedFit:
             for name in dataset.data_vars
             if str(name).startswith("history_")
         }
+        report = report_from_json(attrs["report"])
+        if report is not None:
+            report = dataclasses.replace(report, parameters=_saved_parameters(dataset))
         return cls(
             gaussian=gaussian_from_dataset(dataset),
             outline=Outline(json.loads(attrs["shapes"]), list(map(str, dataset["name"].values))),
             losses=losses,
             history=history_from_dataset(dataset[list(columns)].rename(columns)),
-            report=report_from_json(attrs["report"]),
+            report=report,
             seed=json.loads(attrs["seed"]),
             loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
         )
@@ -106,7 +116,7 @@ def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
     for name, value in gaussian.arrays().items():
         try:
             array = np.asarray(value, dtype=np.float64)
-            if name in ("name", "losses") or name.startswith("history_"):
+            if name in ("name", "losses") or name.startswith(("history_", "table_")):
                 raise ValueError("a file keeps something else under this name")
         except (TypeError, ValueError) as error:
             raise TypeError(
@@ -179,9 +189,31 @@ def history_from_dataset(dataset: xarray.Dataset) -> list[Info]:
     return [Info(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
+def parameters_to_dataset(table: pandas.DataFrame) -> xarray.Dataset:
+    """Return the table of parameters with its labels as a coordinate of strings."""
+    columns = {name: table[name].to_numpy() for name in COLUMNS}
+    columns["variable"] = columns["variable"].astype(str)
+    return xarray.Dataset(
+        {name: ("parameter", column) for name, column in columns.items()},
+        coords={"parameter": table.index.to_numpy().astype(str)},
+    )
+
+
+def _saved_parameters(dataset: xarray.Dataset) -> pandas.DataFrame:
+    """Return the table of parameters in a file; an older file has none."""
+    if "table_parameter" not in dataset:
+        return empty_table()
+    columns = {name: dataset[f"table_{name}"].values for name in ("parameter", *COLUMNS)}
+    labels, variables = (list(map(str, columns.pop(name))) for name in ("parameter", "variable"))
+    return make_table(labels, variables, columns)
+
+
 def report_to_json(report: Report | None) -> str:
-    """Return all fields of a report as JSON."""
-    values = None if report is None else dataclasses.asdict(report)
+    """Return all fields of a report but the table of parameters as JSON."""
+    values = None
+    if report is not None:
+        values = dataclasses.asdict(dataclasses.replace(report, parameters=empty_table()))
+        del values["parameters"]
     return json.dumps(values, default=lambda number: number.item())  # NumPy's numbers
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
+import pandas
 
 from pymc_ngvi.core.algorithm import Info, Result, Status
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.model.target import Reading
+from pymc_ngvi.results.parameters import describe, empty_table, worst
 from pymc_ngvi.results.verdict import Verdict
+
+#: Number of parameters that the printed report names.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,14 @@ class Report:
         Anchors of the control variates placed by the fit; each reads all rows once.
     notes : tuple of str
         What the fit found of the log density: kinks, jumps and flat directions.
+    problem : str
+        Why the fit could not be judged, where it was tried.
+    parameters : pandas.DataFrame
+        What importance weights say of each parameter, unconstrained and, where it is transformed,
+        on its own scale: `mean` and `sd` of the fit; `shift`, the posterior's mean less that of the
+        fit, in the posterior's standard deviations; `sd_ratio`, the sd of the fit as a share of
+        the posterior's; and their Monte-Carlo standard errors `shift_error` and `sd_ratio_error`.
+        Empty where the fit was not judged. To be trusted as far as the weights, by k-hat.
     """
 
     status: Status
@@ -92,6 +105,18 @@ class Report:
     verdict_passes: float = 0.0
     anchors: int = 0
     notes: tuple[str, ...] = ()
+    problem: str = ""
+    parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Report):
+            return NotImplemented
+        same = all(
+            getattr(self, one.name) == getattr(other, one.name)
+            for one in fields(self)
+            if one.compare
+        )
+        return same and self.parameters.equals(other.parameters)
 
     @classmethod
     def from_history(
@@ -153,12 +178,22 @@ class Report:
             passes=fitting.rows / max(fitting.n_rows, 1),
             verdict_passes=judging.rows / max(judging.n_rows, 1),
             anchors=fitting.anchors,
+            problem=verdict.problem,
+            parameters=verdict.parameters,
         )
 
     @property
     def verdict(self) -> Verdict:
         """How good the fit is, judged on fresh draws."""
-        return Verdict(self.elbo, self.elbo_se, self.khat, self.ess, self.verdict_draws)
+        return Verdict(
+            elbo=self.elbo,
+            elbo_se=self.elbo_se,
+            khat=self.khat,
+            ess=self.ess,
+            draws=self.verdict_draws,
+            problem=self.problem,
+            parameters=self.parameters,
+        )
 
     @property
     def optima(self) -> int:
@@ -185,12 +220,25 @@ class Report:
             f"verdict {self.verdict_seconds:.2f} s"
         )
 
+    def _worst(self) -> list[tuple[str, str]]:
+        """Name the worst parameters, if any is off or if weights cannot tell which are."""
+        verdict = self.verdict
+        if verdict.weighable:
+            name, table = "off", verdict.off
+        else:
+            name, table = "perhaps off", self.parameters
+        named = list(describe(worst(table, _NAMED)))
+        if len(verdict.off) > _NAMED:
+            named[-1] += f"; {len(verdict.off) - _NAMED} more in report.parameters"
+        return list(zip([name, *[""] * _NAMED], named, strict=False))
+
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
             ("status", str(self.status)),
             ("approximation", f"{self.family}, {self.dim} parameters, {self.estimator}"),
             ("ELBO", f"{self.elbo:.3f} (s.e. {self.elbo_se:.2g})"),
             ("k-hat", str(self.verdict)),
+            *self._worst(),
             ("iterations", f"{self.iterations}, {self.evaluations} evaluations"),
             ("largest step", f"{self.max_step_kl:.3g} nats"),
             ("guard", f"acted {self.guard_activations} times, {self.retreats} retreats"),

@@ -212,7 +212,9 @@ def _checksum(dataset: xarray.Dataset) -> str:
         values = variable.values
         numeric = values.dtype.kind in "biuf"
         digest.update(
-            values.astype("<f8").tobytes() if numeric else json.dumps(values.tolist()).encode()
+            values.astype("<f8").tobytes()
+            if numeric
+            else json.dumps(values.tolist(), default=repr).encode()
         )
     for name, value in sorted(dataset.attrs.items()):
         if name != "checksum":

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
+import pandas
 
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import Gaussian, standard_normal
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.target import ModelTarget
+from pymc_ngvi.results.draws import OwnScale
 from pymc_ngvi.results.importance import Importance
+from pymc_ngvi.results.parameters import (
+    Block,
+    Moments,
+    beyond,
+    describe,
+    empty_table,
+    make_table,
+    severity,
+    worst,
+)
 
-#: Fresh draws on which a fit is judged.
+#: Fresh draws on which a fit is judged, where they give a clear answer.
 VERDICT_DRAWS = 1000
+#: Where they do not, their number is multiplied by this, so many times.
+MORE_DRAWS, ROUNDS = 3, 2
 #: Above this k-hat, trust neither the Gaussian nor importance weights on its draws.
 UNRELIABLE_KHAT = 0.7
 #: Below this k-hat, the Gaussian is close to the posterior.
@@ -24,6 +38,8 @@ GOOD_KHAT = 0.5
 LEAST_EFFICIENCY = 0.2
 #: Where more of the draws than this share are effective, the ratios are nearly equal.
 FULL_EFFICIENCY = 0.95
+#: Numbers in the draws that are held at a time.
+_NUMBERS = 2**21
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,8 @@ class Verdict:
         Number of draws it was judged on; 0 for a fit that was not judged.
     problem : str
         Why the fit could not be judged, where it was tried.
+    parameters : pandas.DataFrame
+        What the weights say of each parameter; empty where the fit was not judged.
     """
 
     elbo: float = np.nan
@@ -50,13 +68,24 @@ class Verdict:
     ess: float = np.nan
     draws: int = 0
     problem: str = ""
+    parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     @property
     def unreliable(self) -> bool:
-        """Whether the ratios say that the Gaussian misses part of the posterior."""
-        if self.only_tails:
-            return False
-        return self.khat > UNRELIABLE_KHAT or self.ess < LEAST_EFFICIENCY * self.draws
+        """Whether not to rely on the fit: it is off, or nothing says that it is not.
+
+        False takes a k-hat and an effective sample size that are numbers, and no parameter that is
+        off.
+        """
+        return not self.weighable or len(self.off) > 0
+
+    @property
+    def weighable(self) -> bool:
+        """Whether importance weights can be trusted to correct what the Gaussian misses."""
+        # Comparisons with NaN are false.
+        return self.only_tails or (
+            self.khat <= UNRELIABLE_KHAT and self.ess >= LEAST_EFFICIENCY * self.draws
+        )
 
     @property
     def only_tails(self) -> bool:
@@ -68,16 +97,63 @@ class Verdict:
         many = self.ess > FULL_EFFICIENCY * self.draws
         return many and UNRELIABLE_KHAT < self.khat < np.inf
 
+    @property
+    def off(self) -> pandas.DataFrame:
+        """Parameters that trustworthy weights show to be off beyond the limits, worst first."""
+        if not self.weighable:
+            return self.parameters.iloc[:0]
+        return worst(self.parameters, int((severity(self.parameters) > 1).sum()))
+
+    @property
+    def unclear(self) -> bool:
+        """Whether more draws may change the word: an error of an estimate reaches over a limit."""
+        if not self.khat < np.inf or self.ess > FULL_EFFICIENCY * self.draws:
+            return False
+        # The standard error of the shape of a Pareto tail; ArviZ's tail has 3 sqrt(n) draws.
+        khat_error = (1 + self.khat) / math.sqrt(3 * math.sqrt(self.draws))
+        if abs(self.khat - UNRELIABLE_KHAT) < 2 * khat_error:
+            return True
+        return self.weighable and bool(
+            np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))
+        )
+
     def __str__(self) -> str:
-        if np.isnan(self.khat):
-            return "not judged"
-        word = "unreliable" if self.unreliable else "good" if self.khat < GOOD_KHAT else "fair"
+        if not self.draws or np.isnan(self.khat):
+            return f"not judged{self.problem and f': {self.problem}'}"
         if self.only_tails:
             word = "good but for the tails"
+        elif not self.weighable:
+            word = "unreliable"
+        else:
+            word = "good" if self.khat < GOOD_KHAT else "fair"
+        if len(self.off):
+            word = f"{len(self.off)} of {len(self.parameters)} parameters off"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
+    def warning(self) -> str:
+        """Say in one line what to warn of, and what to do; nothing for a fit to rely on.
 
-def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator) -> Verdict:
+        A fit that was cut short is not judged, and its status says so.
+        """
+        if self.problem:
+            return f"the fit was not judged: {self.problem}"
+        if not self.draws or not self.unreliable:
+            return ""
+        if not self.weighable:
+            return (
+                f"the posterior is not close to a Gaussian of this family (k-hat {self}): "
+                "reparametrise (non-centred hierarchies), or check against pm.sample"
+            )
+        first = next(describe(self.off))
+        more = f" (and {len(self.off) - 1} more: approx.report.parameters)"
+        return (
+            f"the fit is off in {first}{more if len(self.off) > 1 else ''}. "
+            'Correct it by sample(importance="resample"), reparametrise the model, or sample it: '
+            "pm.sample(**approx.nuts_kwargs())"
+        )
+
+
+def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: int = 0) -> Verdict:
     """Judge a Gaussian by the importance ratios p/q at fresh draws from it.
 
     Parameters
@@ -85,6 +161,10 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator) -> Verdict
     target : ModelTarget
     q : Gaussian
     rng : numpy.random.Generator
+    spent : int
+        Evaluations of the target by the fit. The verdict takes more than the first draws only as
+        long as it costs no more than the fit did. This is counted and not timed: the same seed
+        gives the same verdict on every machine.
 
     Returns
     -------
@@ -93,17 +173,108 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator) -> Verdict
         are then those of the batches, not of the posterior.
     """
     full = target.of_all_data(q, rng)
+    fresh = FreshDraws(q, rng)
+    own = OwnScale(target.model, target.layout)
+    # An evaluation gives d derivatives and their curvature, and costs as much as d draws or more.
+    affordable = (1 + q.dim) * spent / target.price
     draws = VERDICT_DRAWS
-    log_ratios = fresh_log_ratios(full.log_density, q, rng, draws)
-    if not np.isfinite(log_ratios).all():
-        elbo = np.nan if np.isnan(log_ratios).any() else -np.inf
-        return Verdict(elbo, np.nan, khat=np.inf, ess=0.0, draws=draws)
-    elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
-    elbo_se = math.hypot(elbo_se, full.noise * math.sqrt(full.shared / draws))
-    if full.is_noisy:
-        return Verdict(elbo, elbo_se, draws=draws)
-    importance = Importance.from_ratios(log_ratios)
-    return Verdict(elbo, elbo_se, importance.khat, importance.ess, draws)
+    for more in [*[True] * ROUNDS, False]:
+        log_ratios = fresh.extend(full.log_density, draws)
+        if not np.isfinite(log_ratios).all():
+            elbo = np.nan if np.isnan(log_ratios).any() else -np.inf
+            return Verdict(elbo, np.nan, khat=np.inf, ess=0.0, draws=draws)
+        elbo, elbo_se = mean_and_error(log_ratios, antithetic=True)
+        elbo_se = math.hypot(elbo_se, full.noise * math.sqrt(full.shared / draws))
+        if full.is_noisy:
+            problem = f"batches leave {full.noise:.2g} nats of noise in the log density"
+            return Verdict(elbo, elbo_se, draws=draws, problem=problem)
+        importance = Importance.from_ratios(log_ratios)
+        table = check_parameters(fresh, importance.log_weights, own, target)
+        verdict = Verdict(elbo, elbo_se, importance.khat, importance.ess, draws, "", table)
+        if not (more and verdict.unclear and MORE_DRAWS * draws <= affordable):
+            break
+        draws *= MORE_DRAWS
+    return verdict
+
+
+class FreshDraws:
+    """Antithetic draws from a Gaussian in blocks that are made again when they are needed.
+
+    So they take little memory, however many draws and parameters there are.
+
+    Parameters
+    ----------
+    q : Gaussian
+    rng : numpy.random.Generator
+        Gives the seed of the draws: one number, however many draws are made.
+    """
+
+    def __init__(self, q: Gaussian, rng: np.random.Generator) -> None:
+        self.q = q
+        self._seed = int(rng.integers(2**63))
+        self._pairs: list[int] = []  # in each block
+        self._log_ratios = np.empty((2, 0))  # of the first draws of the pairs, and of the second
+
+    def _generator(self, block: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, block])
+
+    def extend(self, log_density: Callable[[Array], Array], n: int) -> Array:
+        """Add blocks until there are n draws, an even number.
+
+        Returns
+        -------
+        array, (n,)
+            Log p - log q at all draws; the second half are the partners of the first.
+        """
+        most = max(_NUMBERS // (2 * self.q.dim), 1)
+        parts = [self._log_ratios]
+        while (missing := n // 2 - sum(self._pairs)) > 0:
+            rng, size = self._generator(len(self._pairs)), min(missing, most)
+            parts.append(fresh_log_ratios(log_density, self.q, rng, 2 * size).reshape(2, size))
+            self._pairs.append(size)
+        self._log_ratios = np.concatenate(parts, axis=1)
+        return self._log_ratios.ravel()
+
+    def weighed(self, log_weights: Array) -> Iterator[Block]:
+        """Make the draws of each block again, with their weights, of which the mean is 1."""
+        weights = np.exp(log_weights + np.log(log_weights.size)).reshape(2, -1)
+        start = 0
+        for block, size in enumerate(self._pairs):
+            z = standard_normal(2 * size, self.q.dim, self._generator(block), antithetic=True)
+            yield self.q.unwhiten(z), weights[:, start : start + size].ravel()
+            start += size
+
+
+def check_parameters(
+    fresh: FreshDraws, log_weights: Array, own: OwnScale, target: ModelTarget
+) -> pandas.DataFrame:
+    """Compare draws with and without weights, for each component on both of its scales.
+
+    Parameters
+    ----------
+    fresh : FreshDraws
+    log_weights : array, (n,)
+    own : OwnScale
+        The transformed variables on their own scale.
+    target : ModelTarget
+        Its layout names the unconstrained components.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The unconstrained components, then those of transformed variables on their own scale. The
+        former have the exact mean and sd of the Gaussian.
+    """
+    blocks = fresh.weighed(log_weights)
+    columns = Moments((np.hstack([x, own(x)]), weights) for x, weights in blocks).compare()
+    columns["mean"][: fresh.q.dim] = fresh.q.mean
+    columns["sd"][: fresh.q.dim] = np.sqrt(fresh.q.variance)
+    slots = [*target.layout.slots, *own.slots()]
+    labels = [slot.label(i) for slot in slots for i in range(slot.size)]
+    variables = [slot.variable for slot in slots for _ in range(slot.size)]
+    table = make_table(labels, variables, columns)
+    # The diagonal of a correlation matrix, and other constants, are no parameters.
+    return table[table["sd"] != 0]
 
 
 def fresh_log_ratios(

@@ -77,7 +77,9 @@ class WeighedDraws:
             return
         n = self.importance.log_weights.size
         verdict = Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
-        if verdict.unreliable:
+        if np.isnan(verdict.khat):
+            warn(f"{n} draws are too few to tell whether importance weights help", UnreliableFit)
+        elif not verdict.weighable:
             warn(
                 f"importance weights cannot correct this fit (k-hat {verdict}): reparametrise the "
                 "model, or use pm.sample",

@@ -57,6 +57,18 @@ def test_equal_ratios_are_a_perfect_fit():
     assert importance.ess == pytest.approx(100)
 
 
+@pytest.mark.parametrize("share", [0.005, 0.05, 0.3, 0.97])
+def test_ratios_that_are_steps_have_weights(share):
+    """As those of a density that is a constant on either side of a step."""
+    upper = np.random.default_rng(2).uniform(size=1000) < share
+    importance = Importance.from_ratios(np.where(upper, 2.0, 0.0))
+    weights = np.exp(importance.log_weights)
+    np.testing.assert_allclose(weights[upper].sum() / weights.sum(), weights[upper].sum())
+    np.testing.assert_allclose(weights[upper] / weights[~upper][0], np.exp(2))
+    # A step that few draws are beyond may be higher still behind it.
+    assert importance.khat == (0 if upper.sum() >= 5 else np.inf)
+
+
 def test_a_draw_outside_the_support_has_no_weight():
     log_ratios = np.random.default_rng(5).normal(size=500)
     log_ratios[7] = -np.inf

@@ -33,6 +33,7 @@ def test_groups(idata):
         "sample_stats",
         "fit",
         "fit_trace",
+        "fit_check",
         "observed_data",
     }
     assert idata["sample_stats"]["lp"].dims == ("chain", "draw")

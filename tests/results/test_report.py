@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -12,7 +13,6 @@ from pymc.exceptions import SamplingError
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.algorithm import Status
-from pymc_ngvi.results.verdict import Verdict
 from tests.conftest import fit
 
 
@@ -93,19 +93,12 @@ class TestVerdict:
         assert report.khat == 0
         assert report.ess == pytest.approx(report.verdict_draws)
 
-    def test_words(self):
-        assert "good" in str(Verdict(khat=0.2, ess=800, draws=1000))
-        assert "fair" in str(Verdict(khat=0.6, ess=500, draws=1000))
-        assert "unreliable" in str(Verdict(khat=0.8, ess=500, draws=1000))
-        assert "unreliable" in str(Verdict(khat=0.3, ess=20, draws=1000))
-        assert "unreliable" in str(Verdict(khat=np.inf, ess=1000, draws=1000))
-        # Nearly equal ratios have a tail of any shape, and a weight near 1 all the same.
-        tails = Verdict(khat=0.8, ess=995, draws=1000)
-        assert str(tails).endswith("good but for the tails")
-        assert not tails.unreliable
-        assert str(Verdict(khat=0.6, ess=995, draws=1000)).endswith("fair")
-        assert str(Verdict()) == "not judged"
-        assert not Verdict().unreliable
+    def test_reports_are_equal_if_their_tables_are(self, good):
+        report = good.report
+        assert report == dataclasses.replace(report, parameters=report.parameters.copy())
+        assert report != dataclasses.replace(report, parameters=2 * report.parameters[["sd"]])
+        assert report != dataclasses.replace(report, khat=0.1)
+        assert hash(report) == hash(dataclasses.replace(report))
 
     def test_timings_tell_where_the_time_went(self, good):
         report = good.report
@@ -142,8 +135,10 @@ class TestData:
         inference = ngvi.NGVI(
             model=self.minibatches(), backend="interpreted", step_size=0.1, random_seed=1
         )
-        first = inference.fit(2, progressbar=False).report
-        inference.refine(3, progressbar=False)
+        with pytest.warns(ngvi.UnreliableFit, match="off in mu"):  # after two short steps
+            first = inference.fit(2, progressbar=False).report
+        with pytest.warns(ngvi.UnreliableFit, match="off in mu"):
+            inference.refine(3, progressbar=False)
         second = inference.approx.report
         assert (first.n_rows, first.batch_size, first.anchors) == (200, 5, 0)
         evaluations = second.evaluations - first.evaluations

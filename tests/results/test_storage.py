@@ -1,5 +1,6 @@
 """Fits in files: nothing is lost, nothing is executed, nothing is half written."""
 
+import dataclasses
 import os
 import pickle
 import stat
@@ -8,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas
 import pymc as pm
 import pytest
 import scipy.sparse
@@ -17,6 +19,7 @@ import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.approximation import create_approximation
+from pymc_ngvi.results.parameters import empty_table
 from tests.conftest import fit
 from tests.models import MODELS
 
@@ -58,6 +61,22 @@ def test_everything_else_is_the_same(fitted, saved):
     np.testing.assert_array_equal(loaded.hist, fitted.hist)
     np.testing.assert_array_equal(loaded.mean.eval(), fitted.mean.eval())
     np.testing.assert_allclose(loaded.gaussian.precision, fitted.gaussian.precision, rtol=1e-12)
+
+
+def test_the_table_of_parameters_is_kept(fitted, saved):
+    loaded = ngvi.load(saved, model=fitted.model)
+    assert len(loaded.report.parameters) == 6  # sigma is there on two scales
+    pandas.testing.assert_frame_equal(loaded.report.parameters, fitted.report.parameters)
+
+
+def test_a_file_without_a_table_is_read(fitted, saved):
+    """As they were written before reports had one."""
+    saved_fit = storage.read(saved)
+    report = dataclasses.replace(fitted.report, parameters=empty_table())
+    storage.write(saved, dataclasses.replace(saved_fit, report=report))
+    loaded = ngvi.load(saved, model=fitted.model)
+    assert loaded.report.parameters.empty
+    assert loaded.report.khat == fitted.report.khat
 
 
 def test_a_loaded_fit_can_be_saved_and_can_start_another(fitted, saved, tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import UnreliableFit
@@ -106,6 +107,21 @@ def test_weights_that_cannot_help_are_announced(importance):
     with pytest.warns(UnreliableFit, match="cannot correct this fit"):
         idata = approx.sample(500, importance=importance, random_seed=1)
     assert idata["sample_stats"].attrs["khat"] > 0.7
+
+
+def test_weights_of_too_few_draws_are_announced(off):
+    with pytest.warns(UnreliableFit, match="10 draws are too few to tell"):
+        off.sample(10, importance="psis", random_seed=1)
+
+
+def test_a_density_with_a_step_gives_draws():
+    with pm.Model() as model:
+        a = pm.Normal("a")
+        pm.Potential("step", pt.switch(a > 0.5, 2.0, 0.0))
+    approx = create_approximation(model, DiagonalGaussian.from_mean_covariance([0.0], [1.0]))
+    stats = approx.sample(1000, random_seed=1)["sample_stats"]
+    assert stats.attrs["khat"] == 0
+    assert len(np.unique(stats["log_weight"].values.round(9))) == 2
 
 
 def test_unknown_words_are_refused(off):

@@ -1,0 +1,202 @@
+"""The verdict on a fit: its words, its warning, and when it takes more draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
+from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.results.parameters import make_table
+from pymc_ngvi.results.verdict import FreshDraws, Verdict, fresh_log_ratios, judge
+from tests.conftest import fit
+from tests.models import MODELS
+
+
+def checks(shift=0.0, ratio=1.0, error=0.02, size=3):
+    """Make a table in which the first parameter is off."""
+    columns = {"mean": np.zeros(size), "sd": np.ones(size)}
+    columns |= {"shift": np.array([shift, *[0.0] * (size - 1)])}
+    columns |= {"sd_ratio": np.array([ratio, *[1.0] * (size - 1)])}
+    columns |= {name: np.full(size, error) for name in ("shift_error", "sd_ratio_error")}
+    labels = ["psi", *(f"x[{i}]" for i in range(1, size))]
+    return make_table(labels, labels, columns)
+
+
+def target_of(model):
+    return compile_target(model, curvature="none", backend="interpreted")
+
+
+class TestWords:
+    def test_words(self):
+        assert "good" in str(Verdict(khat=0.2, ess=800, draws=1000))
+        assert "fair" in str(Verdict(khat=0.6, ess=500, draws=1000))
+        assert "unreliable" in str(Verdict(khat=0.8, ess=500, draws=1000))
+        assert "unreliable" in str(Verdict(khat=0.3, ess=20, draws=1000))
+        assert "unreliable" in str(Verdict(khat=np.inf, ess=1000, draws=1000))
+        # Nearly equal ratios have a tail of any shape, and a weight near 1 all the same.
+        tails = Verdict(khat=0.8, ess=995, draws=1000)
+        assert str(tails).endswith("good but for the tails")
+        assert not tails.unreliable
+        assert str(Verdict(khat=0.6, ess=995, draws=1000)).endswith("fair")
+
+    @pytest.mark.parametrize("khat", [0.2, np.nan])
+    @pytest.mark.parametrize("ess", [800, np.nan])
+    def test_nan_is_never_good(self, khat, ess):
+        verdict = Verdict(khat=khat, ess=ess, draws=1000)
+        known = not np.isnan([khat, ess]).any()
+        assert verdict.weighable == known
+        assert verdict.unreliable != known
+        assert ("good" in str(verdict)) == known
+        assert bool(verdict.warning()) != known
+
+    def test_a_fit_that_was_not_judged_says_so(self):
+        assert str(Verdict()) == "not judged"
+        assert Verdict().unreliable
+        assert Verdict().warning() == ""  # its status says that it was cut short
+        failed = Verdict(problem="no room")
+        assert str(failed) == "not judged: no room"
+        assert failed.warning() == "the fit was not judged: no room"
+
+    def test_a_parameter_that_is_off_changes_word_and_warning(self):
+        verdict = Verdict(khat=0.3, ess=500, draws=1000, parameters=checks(ratio=0.43))
+        assert verdict.unreliable
+        assert verdict.weighable
+        assert str(verdict).endswith("1 of 3 parameters off")
+        warning = verdict.warning()
+        assert "psi: mean off by 0.00 sd (±0.02), sd 0.43 (±0.02) of the posterior's" in warning
+        for remedy in ('importance="resample"', "reparametrise", "approx.nuts_kwargs()"):
+            assert remedy in warning
+        assert "\n" not in warning
+
+    def test_weights_that_cannot_be_trusted_accuse_no_parameter(self):
+        verdict = Verdict(khat=0.9, ess=300, draws=1000, parameters=checks(ratio=0.43))
+        assert len(verdict.off) == 0
+        assert "not close to a Gaussian" in verdict.warning()
+
+    def test_a_parameter_that_overflows_is_off(self):
+        verdict = Verdict(khat=0.3, ess=500, draws=1000, parameters=checks(shift=np.nan))
+        assert list(verdict.off.index) == ["psi"]
+
+
+class TestDraws:
+    def test_blocks_are_made_again(self, monkeypatch):
+        """However small the blocks are, draws come again with the ratios they had."""
+        monkeypatch.setattr("pymc_ngvi.results.verdict._NUMBERS", 50)
+        q = FullGaussian.from_mean_covariance([1.0, 2.0], [[2.0, 0.5], [0.5, 1.0]])
+        fresh = FreshDraws(q, np.random.default_rng(1))
+        first = fresh.extend(lambda x: x[:, 0], 30)
+        ratios = fresh.extend(lambda x: x[:, 0], 100)
+        np.testing.assert_array_equal(ratios.reshape(2, 50)[:, :15], first.reshape(2, 15))
+        blocks = list(fresh.weighed(ratios))
+        assert len(blocks) == 5
+        for x, weights in blocks:
+            expected = np.exp(x[:, 0] - q.log_density(x)) * 100
+            np.testing.assert_allclose(weights, expected)
+            np.testing.assert_allclose(x + np.roll(x, len(x) // 2, axis=0), [[2.0, 4.0]] * len(x))
+
+    def test_more_draws_are_taken_if_it_is_unclear_and_the_fit_cost_more(self, monkeypatch):
+        monkeypatch.setattr("pymc_ngvi.results.verdict.VERDICT_DRAWS", 200)
+        model = MODELS["scalar_parameter"]()
+        # A variance of a third leaves ratios whose tail has a shape of 2/3.
+        q = DiagonalGaussian.from_mean_covariance([0.635], [0.11])
+        target = target_of(model)
+        draws = [
+            judge(target, q, np.random.default_rng(1), spent=spent).draws
+            for spent in (0, 300, 100_000)
+        ]
+        assert draws == [200, 600, 1800]
+        close = DiagonalGaussian.from_mean_covariance([0.635], [0.34])
+        assert judge(target, close, np.random.default_rng(1), spent=100_000).draws == 200
+
+    def test_the_same_seed_gives_the_same_verdict(self):
+        target, q = (
+            target_of(MODELS["scalar_parameter"]()),
+            DiagonalGaussian.from_mean_covariance([0.9], [0.4]),
+        )
+        one, two = (judge(target, q, np.random.default_rng(3)) for _ in range(2))
+        assert one == two
+        assert one.parameters.equals(two.parameters)
+
+
+class TestParameters:
+    def test_each_component_is_there_on_both_scales(self):
+        q = DiagonalGaussian.from_mean_covariance(np.zeros(9), np.full(9, 0.1))
+        target = target_of(MODELS["coords_and_dims"]())
+        table = judge(target, q, np.random.default_rng(1)).parameters
+        assert list(table.index[:3]) == [f"beta[school={s}]" for s in ("Eton", "Harrow", "Rugby")]
+        assert "scale_log__[school=Eton, term=1]" in table.index
+        assert "scale[school=Rugby, term=2]" in table.index
+        assert len(table) == 3 + 6 + 6
+        assert set(table["variable"]) == {"beta", "scale"}
+
+    def test_the_fitted_moments_are_those_of_the_fit(self):
+        approx = fit(MODELS["linear_regression"]())
+        table = approx.report.parameters
+        np.testing.assert_array_equal(table["mean"][:5], approx.gaussian.mean)
+        np.testing.assert_allclose(table["sd"][:5], np.sqrt(approx.gaussian.variance))
+        m, v = approx.gaussian.mean[4], approx.gaussian.variance[4]
+        assert table["mean"]["sigma"] == pytest.approx(np.exp(m + v / 2), rel=0.01)
+
+    def test_a_shift_is_told_with_its_error(self):
+        """The posterior is Beta(9, 5); on the log-odds scale its moments are polygammas."""
+        q = DiagonalGaussian.from_mean_covariance([0.9], [0.25])
+        table = judge(
+            target_of(MODELS["scalar_parameter"]()), q, np.random.default_rng(1)
+        ).parameters
+        from scipy.special import polygamma
+
+        mean = polygamma(0, 9) - polygamma(0, 5)
+        sd = np.sqrt(polygamma(1, 9) + polygamma(1, 5))
+        row = table.loc["p_logodds__"]
+        assert row["shift"] == pytest.approx((mean - 0.9) / sd, abs=4 * row["shift_error"])
+        assert row["sd_ratio"] == pytest.approx(0.5 / sd, abs=4 * row["sd_ratio_error"])
+        own, beta_sd = table.loc["p"], np.sqrt(9 * 5 / (14**2 * 15))
+        shift = (9 / 14 - own["mean"]) / beta_sd
+        assert own["shift"] == pytest.approx(shift, abs=4 * own["shift_error"] + 0.01)
+
+    def test_constants_are_no_parameters(self):
+        """The diagonal of a correlation matrix is none, where PyMC gives the whole matrix."""
+        with pm.Model() as model:
+            pm.LKJCorr("corr", n=2, eta=2)
+        q = DiagonalGaussian.from_mean_covariance([0.0], [0.1])
+        table = judge(target_of(model), q, np.random.default_rng(1)).parameters
+        assert (table["sd"] > 0).all()
+        assert np.isfinite(table["sd_ratio"]).all()
+
+    def test_a_density_that_overflows_has_no_table(self):
+        with pm.Model() as model:
+            x = pm.Normal("x", 0, 1)
+            pm.Potential("wall", pt.switch(x > 1, -np.inf, 0.0))
+        q = DiagonalGaussian.from_mean_covariance([0.0], [1.0])
+        verdict = judge(target_of(model), q, np.random.default_rng(1))
+        assert verdict.khat == np.inf
+        assert verdict.parameters.empty
+        assert verdict.unreliable
+
+
+def test_a_fit_that_is_off_warns_and_names_the_parameter():
+    """Three steps of 0.2 go half of the way to the posterior N(0.7, 0.5), from one sd off."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("psi"), 1, observed=1.4)
+        pm.Normal("other")
+    with pytest.warns(ngvi.UnreliableFit, match=r"off in psi: mean off by 0\.5.*\"resample\""):
+        report = fit(model, n=3, step_size=0.2).report
+    assert report.khat < 0.7
+    assert "1 of 2 parameters off" in str(report)
+    assert str(report).count("mean off by") == report._repr_html_().count("mean off by") == 1
+    psi, other = report.parameters.loc["psi"], report.parameters.loc["other"]
+    assert psi["shift"] == pytest.approx(0.8**3, abs=4 * psi["shift_error"])
+    assert other["shift"] == pytest.approx(0, abs=4 * other["shift_error"])
+
+
+def test_log_ratios_of_an_exact_fit_are_constant():
+    target = target_of(MODELS["conjugate_normal"]())
+    precision = 0.25 + 12
+    mean = (1.0 * 0.25 + 4 * (0.3 + 1.1 + 0.7)) / precision
+    q = FullGaussian.from_mean_covariance([mean], [[1 / precision]])
+    ratios = fresh_log_ratios(target.log_density, q, np.random.default_rng(1), 10)
+    np.testing.assert_allclose(ratios, ratios[0])

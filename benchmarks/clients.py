@@ -1,10 +1,12 @@
 """Models of other packages, fitted by NGVI the way their users would, against NUTS.
 
     python benchmarks/clients.py [NAME ...] [--results FILE]
+    python benchmarks/clients.py --table
 
 fits and samples one client after the other, each with its own small model and data, and puts a row
 for each into the file. A client whose package is not installed is skipped with a message, and its
 row in the file stays: packages that exclude each other are run from environments of their own.
+With ``--table`` it prints the rows as the table of docs/clients.md.
 """
 
 from __future__ import annotations
@@ -393,12 +395,50 @@ def run(name: str) -> dict[str, Any] | None:
     }
 
 
+def table(results: Path = RESULTS) -> str:
+    """Return the measurements as a table in Markdown."""
+    with results.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    head = (
+        "model",
+        "d",
+        "k-hat",
+        "means off by (sd)",
+        "sds, of NUTS's",
+        "NGVI (s)",
+        "NUTS (s)",
+        "with",
+    )
+    lines = [head, ["---"] * len(head)]
+    lines += [
+        (
+            f"`{row['client']}`",
+            row["dim"],
+            row["khat"],
+            f"{row['mean_error']} (`{row['mean_worst']}`)",
+            f"{row['sd_ratio']} (`{row['sd_worst']}`)",
+            row["fit_seconds"],
+            row["nuts_seconds"],
+            row["versions"],
+        )
+        for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     """Run the clients named, or all, and update the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*CLIENTS, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CLIENTS))
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the table of the results")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.results))
+        return
+    unknown = set(arguments.names) - set(CLIENTS)
+    if unknown:
+        parser.error(f"no client is called {', '.join(sorted(unknown))}; there are {[*CLIENTS]}")
     for name in arguments.names or CLIENTS:
         row = run(name)
         if row is None:

@@ -8,10 +8,10 @@ from typing import Any
 def bambi_results(model: Any, idata: Any) -> Any:
     """Return draws of a bambi model as bambi's samplers return them.
 
-    bambi centres the predictors before it builds the PyMC model. Of NUTS's draws it computes the
-    intercept of the predictors as they are; of an approximation, by any method of ``pm.fit``, it
-    does not. `Intercept` is then that of the centred predictors, and ``model.predict`` is off by
-    as much. This function calls bambi's own code for it.
+    bambi centres the predictors before it builds the PyMC model. From draws of NUTS it computes
+    the intercept of the predictors as they are; with an approximation, by any method of ``pm.fit``,
+    it does not. `Intercept` is then that of the centred predictors, and ``model.predict`` is off by
+    as much. This function runs bambi's own computation on the draws.
 
     Parameters
     ----------
@@ -23,8 +23,8 @@ def bambi_results(model: Any, idata: Any) -> Any:
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        `idata`, for ``model.predict`` and all else that takes what ``model.fit`` returns: intercepts
-        are those of the predictors as they are, offsets of group-specific terms are left out.
+        `idata`, for ``model.predict`` and all else that takes what ``model.fit`` returns. Intercepts
+        are those of the predictors as they are; offsets of group-specific terms are left out.
 
     Raises
     ------

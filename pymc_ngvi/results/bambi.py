@@ -23,7 +23,7 @@ def bambi_results(model: Any, idata: Any) -> Any:
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        `idata`, for ``model.predict`` and all else that takes what ``model.fit`` returns. Intercepts
+        `idata`, for ``model.predict`` and all that takes what ``model.fit`` returns. Intercepts
         are those of the predictors as they are; offsets of group-specific terms are left out.
 
     Raises

@@ -62,6 +62,7 @@ def test_do_and_observe():
     assert_same_fit(by_pymc, scheme(names, cause, z, outcome))
 
 
+@pytest.mark.slow
 def test_latent_gaussian_process():
     x = np.linspace(0, 10, 8)
     counts = np.random.default_rng(7).poisson(np.exp(1 + np.sin(x)))
@@ -71,7 +72,7 @@ def test_latent_gaussian_process():
             length, scale = pm.Gamma("length", 4, 2), pm.HalfNormal("scale", 2)
             if by_hand:
                 distance = np.abs(x[:, np.newaxis] - x) / length
-                # PyMC adds 1e-6 to the diagonal, and 1e-12 to squared distances.
+                # PyMC adds 1e-6 to the diagonal.
                 kernel = scale**2 * pt.exp(-0.5 * distance**2) + 1e-6 * np.eye(8)
                 f = pt.linalg.cholesky(kernel) @ pm.Normal("f_rotated_", shape=8)
             else:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
@@ -638,3 +639,10 @@ def test_draws_have_to_be_a_positive_integer(draws):
 def test_seeds_that_are_none(seed, error):
     with pytest.raises(error, match=f"random_seed {seed!r} is not a seed: give a non-negative"):
         as_generator(seed)
+
+
+def test_a_pickled_approximation_gives_the_same_draws():
+    approx = some_approximation(one_scalar())
+    copied = cloudpickle.loads(cloudpickle.dumps(approx))
+    first, second = (values_of(each.sample(20, random_seed=1), "p") for each in (approx, copied))
+    np.testing.assert_array_equal(first, second)

@@ -44,8 +44,8 @@ idata = ngvi.bambi_results(model, draws)
 
 # %% [markdown]
 # The same by NUTS, and both side by side. The verdict of the report is about the spreads. Where
-# k-hat is above 0.7, as it can be with few groups, those of the slopes and of their `sigma` come out
-# too small, and the draws of NUTS are the ones to use.
+# k-hat is above 0.7, as it can be with few groups, those of the slopes and of their `sigma` come
+# out too small, and the draws of NUTS are the ones to use.
 
 # %%
 nuts = model.fit(draws=1000, chains=2, cores=1, random_seed=1, progressbar=False)

@@ -363,7 +363,9 @@ def table(results: Path = RESULTS) -> str:
         )
         for row in rows
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    # A bar in a name, as in bambi's `x|group`, would end the cell.
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def main() -> None:

@@ -341,16 +341,7 @@ def table(results: Path = RESULTS) -> str:
     """Return the errors as a table in Markdown. Seconds depend on the machine: they stay out."""
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    head = (
-        "model",
-        "d",
-        "k-hat",
-        "means off by (sd)",
-        "sds, of NUTS's",
-        "NGVI (s)",
-        "NUTS (s)",
-        "with",
-    )
+    head = "model", "d", "k-hat", "means off by (sd)", "sds, of NUTS's", "with"
     lines = [head, ["---"] * len(head)]
     lines += [
         (

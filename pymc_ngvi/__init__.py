@@ -28,6 +28,7 @@ from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import full_data
 from pymc_ngvi.results import plots
 from pymc_ngvi.results.approximation import load
+from pymc_ngvi.results.bambi import bambi_results
 from pymc_ngvi.results.comparison import compare, loo
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Subsampling",
     "UnreliableFit",
     "__version__",
+    "bambi_results",
     "compare",
     "fit_ngvi",
     "full_data",

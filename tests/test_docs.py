@@ -224,3 +224,13 @@ def test_results_are_those_measured(tmp_path, monkeypatch):
     quoted = [line for line in (ROOT / "README.md").read_text().splitlines() if "| nes1972" in line]
     assert quoted
     assert all(line in committed for line in quoted)
+
+
+def test_other_packages_are_as_measured(monkeypatch):
+    """The table of the page is what its program makes of the measurements."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    clients = importlib.import_module("clients")
+    try:
+        assert clients.table() in (PAGES / "clients.md").read_text()
+    finally:
+        del sys.modules["clients"]

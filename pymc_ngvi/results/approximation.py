@@ -1,8 +1,8 @@
 """The result of a fit, as PyMC's own `FullRank` and `MeanField` approximations.
 
 An approximation holds a Gaussian of :mod:`pymc_ngvi.core.families` in double precision, from which
-:meth:`GaussianApproximation.sample` draws. PyMC's shared variables are a copy of it, written by
-:mod:`pymc_ngvi.results.groups`.
+:meth:`GaussianApproximation.sample` draws. :mod:`pymc_ngvi.results.groups` writes it to the shared
+variables of PyMC, and reads it from there when others have changed them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pymc.variational.approximations import FullRank, MeanField
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.families import Gaussian
-from pymc_ngvi.core.linalg import Array, lower_factor_of_gram
+from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.results import storage
@@ -55,12 +55,8 @@ class GaussianApproximation:
 
     Attributes
     ----------
-    gaussian : Gaussian
-        The approximation itself. Use `set_gaussian` to change it.
     hist : array
         Negative ELBO of each iteration.
-    report : Report or None
-        How the fit went.
     history : list of Info
         What happened in each iteration.
     seed : int or other
@@ -73,8 +69,8 @@ class GaussianApproximation:
     Notes
     -----
     The shared variables in `params` are a copy of `gaussian` in the precision of
-    ``pytensor.config.floatX``. Setting the value of a shared variable changes what PyMC's graphs
-    (`mean`, `cov`, `sample_node`) give, but neither `gaussian` nor `sample`.
+    ``pytensor.config.floatX``. When their values are changed, by ``set_value`` or by another
+    inference of PyMC's, `gaussian` becomes what they say, and with it all that is computed from it.
     """
 
     #: Whether the class holds Gaussians with independent components.
@@ -97,13 +93,13 @@ class GaussianApproximation:
             )
         super().__init__(model=model, layout=layout)  # type: ignore[call-arg]
         self.hist: Array = np.empty(0)
-        self.report: Report | None = None
         self.history: list[Info] = []
         self.seed: Any = None
         self.loader: Loader | None = None
         self.loaded: tuple[str, ...] = ()
         self._transform: DrawTransform | None = None
         self.set_gaussian(gaussian)
+        self.report = None
 
     def set_gaussian(self, gaussian: Gaussian) -> None:
         """Replace the approximation by another Gaussian of the same kind.
@@ -117,9 +113,22 @@ class GaussianApproximation:
                 f"the Gaussian has {gaussian.dim} dimensions, "
                 f"the model has {group.ddim} unconstrained parameters"
             )
-        self.gaussian = gaussian
-        self._factor = covariance_factor(gaussian)
-        group.write(gaussian.mean, self._factor)
+        group.write(gaussian)
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """The approximation itself. Use `set_gaussian` to change it."""
+        return self.groups[0].held.gaussian  # type: ignore[no-any-return]
+
+    @property
+    def report(self) -> Report | None:
+        """How the fit went; None where `gaussian` is not what the fit came to."""
+        report, judged = self._report
+        return report if self.gaussian is judged else None
+
+    @report.setter
+    def report(self, report: Report | None) -> None:
+        self._report = report, self.gaussian
 
     def sample(
         self,
@@ -314,12 +323,13 @@ class GaussianApproximation:
         Multiplying by the factor of the covariance is three times faster than solving with that of
         the precision.
         """
-        draws = rng.standard_normal((n, self.gaussian.dim))
+        gaussian, factor, _ = self.groups[0].held
+        draws = rng.standard_normal((n, gaussian.dim))
         if self.factorised:
-            draws *= self._factor
+            draws *= factor
         else:
-            draws = draws @ self._factor.T
-        draws += self.gaussian.mean
+            draws = draws @ factor.T
+        draws += gaussian.mean
         return draws
 
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
@@ -405,17 +415,3 @@ def load(
     approx.loader = loader
     approx.loaded = saved.loaded
     return approx
-
-
-def covariance_factor(gaussian: Gaussian) -> Array:
-    r"""Lower triangular factor S of the covariance, :math:`S S' = \Sigma`, with positive diagonal.
-
-    For independent components S is diagonal, and is returned as the vector of standard deviations.
-    Otherwise the rows of ``unwhiten(I)`` form a root R with R'R the covariance. The QR
-    decomposition of R gives the factor without forming the covariance, whose condition number is
-    the square of that of R.
-    """
-    if gaussian.factorised:
-        return np.sqrt(gaussian.variance)
-    centred = gaussian.with_mean(np.zeros(gaussian.dim))
-    return lower_factor_of_gram(centred.unwhiten(np.eye(gaussian.dim)))

@@ -1,12 +1,15 @@
 """The two groups of an approximation: PyMC's own, whose parameters are written from a Gaussian.
 
 PyMC keeps the parameters of a Gaussian in shared variables: a mean, and a scale whose diagonal
-passes through a softplus. Its graphs (`mean`, `cov`, `sample_node`) read them there.
+passes through a softplus. Its graphs (`mean`, `cov`, `sample_node`) read them there, and its
+optimisers change them there. A group therefore remembers the Gaussian that it wrote for as long as
+the shared variables hold what was written, and reads them otherwise.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
@@ -14,12 +17,24 @@ from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
 from pymc.variational.opvi import Group
 from pytensor.compile.sharedvalue import SharedVariable
 
-from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
+from pymc_ngvi.core.linalg import Array, inverse_lower, lower_factor_of_gram
 from pymc_ngvi.model.layout import Layout
 
 
-class _GroupOfLayout(Group):
-    """A group that has the layout of the flat vector given to it.
+class Held(NamedTuple):
+    """What a group holds: a Gaussian, the factor of its covariance, and both in PyMC's variables.
+
+    The Gaussian is in double precision; `values` have that of the shared variables.
+    """
+
+    gaussian: Gaussian
+    factor: Array
+    values: dict[str, Array]
+
+
+class _GaussianGroup(Group):
+    """A group that holds a Gaussian, and has the layout of the flat vector given to it.
 
     PyMC's groups compile the initial point of the model twice, for its shapes and as their start.
     This class compiles it once, and not at all where the layout is given. It stands behind PyMC's
@@ -28,6 +43,7 @@ class _GroupOfLayout(Group):
     """
 
     layout: Layout
+    _held: Held
 
     def __init_group__(self, group: list[Any]) -> None:
         self.layout = self._kwargs.get("layout") or Layout(self.model, self.model.initial_point(0))
@@ -41,33 +57,104 @@ class _GroupOfLayout(Group):
             # Only PyMC reads this.
             self.ordering[slot.name] = (slot.name, slot.where, slot.shape, np.dtype(slot.dtype))
 
+    def write(self, gaussian: Gaussian) -> None:
+        """Hold a Gaussian, and copy it into the shared variables."""
+        factor, values = covariance_factor(gaussian), {}
+        for name, value in self._pack(gaussian.mean, factor).items():
+            shared = self.shared_params[name]
+            values[name] = np.asarray(value, shared.dtype)
+            shared.set_value(values[name])
+        self._held = Held(gaussian, factor, values)
 
-class NGVIMeanFieldGroup(MeanFieldGroup, _GroupOfLayout):
+    @property
+    def held(self) -> Held:
+        """What the shared variables hold now."""
+        written = self._held.values
+        if not all(
+            np.array_equal(self.shared_params[name].get_value(borrow=True), value)
+            for name, value in written.items()
+        ):
+            self._held = self._read()
+        return self._held
+
+    def _read(self) -> Held:
+        values = {name: shared.get_value() for name, shared in self.shared_params.items()}
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise _not_a_gaussian(name, "has values that are not finite")
+        return Held(*self._unpack({k: v.astype(np.float64) for k, v in values.items()}), values)
+
+    @abstractmethod
+    def _pack(self, mean: Array, factor: Array) -> dict[str, Array]:
+        """Return the values of the shared variables, by name."""
+
+    @abstractmethod
+    def _unpack(self, values: dict[str, Array]) -> tuple[Gaussian, Array]:
+        """Inverse of `_pack`, for finite values: the Gaussian and its factor."""
+
+
+class NGVIMeanFieldGroup(MeanFieldGroup, _GaussianGroup):
     """PyMC's mean-field group, whose shared variables are written from a diagonal Gaussian."""
 
     def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
         """Create the shared variables, which `write` fills."""
         return _shared(mu=self.ddim, rho=self.ddim)
 
-    def write(self, mean: Array, deviations: Array) -> None:
-        """Copy mean and standard deviations into the shared variables."""
-        _set(self.shared_params, mu=mean, rho=_inverse_softplus(deviations))
+    def _pack(self, mean: Array, factor: Array) -> dict[str, Array]:
+        return {"mu": mean, "rho": _inverse_softplus(factor)}
+
+    def _unpack(self, values: dict[str, Array]) -> tuple[Gaussian, Array]:
+        deviations = _softplus("rho", values["rho"])
+        return DiagonalGaussian.from_mean_covariance(values["mu"], deviations**2), deviations
 
 
-class NGVIFullRankGroup(FullRankGroup, _GroupOfLayout):
+class NGVIFullRankGroup(FullRankGroup, _GaussianGroup):
     """PyMC's full-rank group, whose shared variables are written from a full Gaussian."""
 
     def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
         """Create the shared variables, which `write` fills."""
         return _shared(mu=self.ddim, L_tril=self.num_tril_entries)
 
-    def write(self, mean: Array, factor: Array) -> None:
-        """Copy mean and lower triangular factor of the covariance into the shared variables."""
-        packed = factor[np.tri(len(mean), dtype=bool)]
-        # Row i of a packed triangle ends with entry i of the diagonal.
-        diagonal = np.cumsum(np.arange(1, len(mean) + 1)) - 1
-        packed[diagonal] = _inverse_softplus(packed[diagonal])
-        _set(self.shared_params, mu=mean, L_tril=packed)
+    def _pack(self, mean: Array, factor: Array) -> dict[str, Array]:
+        packed = factor[np.tri(self.ddim, dtype=bool)]
+        packed[self._diagonal] = _inverse_softplus(packed[self._diagonal])
+        return {"mu": mean, "L_tril": packed}
+
+    def _unpack(self, values: dict[str, Array]) -> tuple[Gaussian, Array]:
+        packed = values["L_tril"]
+        packed[self._diagonal] = _softplus("L_tril", packed[self._diagonal])
+        factor = np.zeros((self.ddim, self.ddim))
+        factor[np.tri(self.ddim, dtype=bool)] = packed
+        # The covariance is not formed: its condition number is the square of that of the factor.
+        root = lower_factor_of_gram(inverse_lower(factor))
+        return FullGaussian.from_arrays({"mean": values["mu"], "factor": root}), factor
+
+    @property
+    def _diagonal(self) -> Array:
+        """Where the diagonal is in a packed triangle: row i ends with entry i of the diagonal."""
+        return np.cumsum(np.arange(1, self.ddim + 1)) - 1
+
+
+def covariance_factor(gaussian: Gaussian) -> Array:
+    r"""Lower triangular factor S of the covariance, :math:`S S' = \Sigma`, with positive diagonal.
+
+    For independent components S is diagonal, and is returned as the vector of standard deviations.
+    Otherwise the rows of ``unwhiten(I)`` form a root R with R'R the covariance. The QR
+    decomposition of R gives the factor without forming the covariance, whose condition number is
+    the square of that of R.
+    """
+    if gaussian.factorised:
+        return np.sqrt(gaussian.variance)
+    centred = gaussian.with_mean(np.zeros(gaussian.dim))
+    return lower_factor_of_gram(centred.unwhiten(np.eye(gaussian.dim)))
+
+
+def _softplus(name: str, value: Array) -> Array:
+    """Return log(1 + exp(value)), the scales that shared variable `name` stands for."""
+    scales = np.logaddexp(0.0, value)
+    if not scales.all():
+        raise _not_a_gaussian(name, "has scales of zero")
+    return scales
 
 
 def _inverse_softplus(value: Array) -> Array:
@@ -75,11 +162,13 @@ def _inverse_softplus(value: Array) -> Array:
     return value + np.log(-np.expm1(-value))
 
 
+def _not_a_gaussian(name: str, problem: str) -> ValueError:
+    return ValueError(
+        f"the shared parameters hold no Gaussian: {name} {problem}; set other values, or call "
+        "set_gaussian"
+    )
+
+
 def _shared(**sizes: int) -> dict[str, SharedVariable]:
     dtype = pytensor.config.floatX
     return {name: pytensor.shared(np.zeros(size, dtype), name) for name, size in sizes.items()}
-
-
-def _set(parameters: dict[str, SharedVariable], **values: Array) -> None:
-    for name, value in values.items():
-        parameters[name].set_value(np.asarray(value, parameters[name].dtype))

@@ -697,22 +697,3 @@ class TestBadInput:
         entries = re.findall(r"(?m)^(\w+(?:, \w+)*) : ", inspect.getdoc(Options))
         documented = [name for entry in entries for name in entry.split(", ")]
         assert sorted(documented) == sorted(inspect.signature(Options).parameters)
-
-
-def test_bambi():
-    bambi = pytest.importorskip("bambi")
-    pd = pytest.importorskip("pandas")
-    rng = np.random.default_rng(0)
-    data = pd.DataFrame({"x": rng.normal(size=50)})
-    data["y"] = 1 + 2 * data["x"] + rng.normal(size=50)
-    model = bambi.Model("y ~ x", data)
-    approx = model.fit(
-        inference_method="vi",
-        method="ngvi",
-        random_seed=1,
-        **QUICK,
-        progressbar=False,
-    )
-    assert isinstance(approx, pm.FullRank)
-    posterior = approx.sample(100, random_seed=1)["posterior"]
-    assert float(posterior["x"].mean()) == pytest.approx(2, abs=0.5)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
@@ -11,7 +12,9 @@ import pytest
 import scipy.special
 import scipy.stats
 from pymc.variational.callbacks import CheckParametersConvergence, Tracker
+from pymc.variational.inference import KLqp
 from pymc.variational.opvi import Approximation
+from pymc.variational.updates import adam
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
@@ -23,9 +26,10 @@ from pymc_ngvi.model import vectorised
 from pymc_ngvi.results.approximation import (
     NGVIFullRank,
     NGVIMeanField,
-    covariance_factor,
     create_approximation,
+    load,
 )
+from pymc_ngvi.results.groups import covariance_factor
 
 MODELS: dict[str, Callable[[], pm.Model]] = {}
 
@@ -202,6 +206,98 @@ def test_setting_the_gaussian_moves_the_shared_parameters():
     approx.set_gaussian(other)
     assert all((p.get_value() != old).all() for p, old in zip(approx.params, before, strict=True))
     np.testing.assert_allclose(approx.cov.eval(), other.covariance, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian, CentredDiagonalGaussian])
+def test_the_gaussian_stays_the_one_that_was_set(family, precision):
+    """The shared variables hold a rounded copy, which is not read as long as it stands."""
+    with pytensor.config.change_flags(floatX=precision):
+        model = regression()
+        gaussian = some_gaussian(model, family)
+        approx = create_approximation(model, gaussian)
+        assert approx.gaussian is gaussian
+        for parameter in approx.params:
+            parameter.set_value(parameter.get_value())
+        assert approx.gaussian is gaussian
+
+
+@pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian, CentredDiagonalGaussian])
+def test_everything_follows_the_shared_parameters(family, tmp_path):
+    approx = some_approximation(regression(), family)
+    approx.report = object()
+    before = approx.gaussian
+    rng = np.random.default_rng(3)
+    for parameter in approx.params:
+        value = parameter.get_value()
+        parameter.set_value(value + rng.normal(0, 0.1, value.shape))
+    q = approx.gaussian
+    assert q is not before
+    assert q is approx.gaussian
+    np.testing.assert_allclose(q.mean, approx.mean.eval(), rtol=1e-13)
+    covariance = np.diag(q.covariance) if q.factorised else q.covariance
+    np.testing.assert_allclose(covariance, approx.cov.eval(), rtol=1e-12, atol=1e-14)
+
+    idata = approx.sample(20_000, random_seed=1, include_transformed=True)
+    draws = flat_draws(approx, idata)
+    z = np.sqrt(len(draws)) * q.whiten(draws).mean(axis=0)
+    assert np.abs(z).max() < 4
+    np.testing.assert_allclose(idata.sample_stats["log_q"].values[0], q.log_density(draws))
+    np.testing.assert_array_equal(idata["fit"]["mean"], q.mean)
+    # The report was that of another Gaussian.
+    assert approx.report is None
+
+    approx.save(tmp_path / "moved.nc")
+    loaded = load(tmp_path / "moved.nc", approx.model)
+    np.testing.assert_array_equal(loaded.gaussian.mean, q.mean)
+    np.testing.assert_allclose(loaded.cov.eval(), approx.cov.eval(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_change_in_place_is_seen():
+    approx = some_approximation(regression(), DiagonalGaussian)
+    before = approx.gaussian.mean[0]
+    approx.shared_params["mu"].get_value(borrow=True)[0] += 1
+    assert approx.gaussian.mean[0] == before + 1
+
+
+def test_the_report_is_of_the_gaussian_that_it_judged():
+    model = regression()
+    approx = some_approximation(model)
+    gaussian, report = approx.gaussian, object()
+    approx.report = report
+    assert approx.report is report
+    approx.set_gaussian(some_gaussian(model, seed=2))
+    assert approx.report is None
+    approx.set_gaussian(gaussian)
+    assert approx.report is report
+
+
+@pytest.mark.parametrize(("family", "scale"), [(FullGaussian, "L_tril"), (DiagonalGaussian, "rho")])
+def test_shared_parameters_that_are_no_gaussian_are_named(family, scale):
+    approx = some_approximation(one_scalar(), family)
+    # The softplus of -1e4 is zero.
+    for name, value in [(scale, -1e4), (scale, np.nan), ("mu", np.inf)]:
+        approx.set_gaussian(some_gaussian(approx.model, family))
+        approx.shared_params[name].set_value([value])
+        with pytest.raises(ValueError, match=f"shared parameters .*: {name} has .* set_gaussian"):
+            approx.sample(5)
+    approx.set_gaussian(some_gaussian(approx.model, family))
+    assert np.isfinite(approx.sample(5).posterior["p"]).all()
+
+
+@pytest.mark.parametrize("family", [FullGaussian, DiagonalGaussian])
+def test_another_inference_of_pymc_moves_the_draws(family):
+    with pm.Model() as model:
+        pm.Normal("x", 50, 1, shape=2)
+    start = family.from_mean_variance(np.zeros(2), np.ones(2))
+    approx = create_approximation(model, start)
+    # Adam moves each parameter by its rate while the gradients keep their sign.
+    KLqp(approx).fit(10, obj_optimizer=adam(learning_rate=1.0), progressbar=False)
+    (x,) = values_of(approx.sample(1000, random_seed=1), "x")
+    assert (x.mean(axis=0) > 5).all()
+    z = np.sqrt(1000) * (x.mean(axis=0) - approx.mean.eval()) / approx.std.eval()
+    assert np.abs(z).max() < 4
+    assert len(approx.hist) == 10
 
 
 def test_callbacks_of_pymc_work():
@@ -543,3 +639,10 @@ def test_draws_have_to_be_a_positive_integer(draws):
 def test_seeds_that_are_none(seed, error):
     with pytest.raises(error, match=f"random_seed {seed!r} is not a seed: give a non-negative"):
         as_generator(seed)
+
+
+def test_a_pickled_approximation_gives_the_same_draws():
+    approx = some_approximation(one_scalar())
+    copied = cloudpickle.loads(cloudpickle.dumps(approx))
+    first, second = (values_of(each.sample(20, random_seed=1), "p") for each in (approx, copied))
+    np.testing.assert_array_equal(first, second)

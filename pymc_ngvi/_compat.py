@@ -158,32 +158,42 @@ def interpreted_mode() -> Mode:
 
     It is ``FAST_COMPILE`` with the rewrites for numerical stability, without which log(1 + exp(x))
     overflows where the compiled function does not. NumPy allows 32 operands, and a model may add up
-    a hundred variables: therefore sums and products of many terms are split, before and after the
-    other rewrites, and the two rewrites that would merge them again are left out.
+    a hundred variables: therefore sums and products of many terms are split before the other
+    rewrites, of which the two that would merge them again are left out. PyTensor 2 runs sums and
+    products of more than two terms element by element in Python, so that what is left of them is
+    split into pairs at the very end.
     """
     mode = get_mode("FAST_COMPILE").including("stabilize")
     mode = mode.excluding("local_add_canonizer", "local_mul_canonizer")
-    splits = [(_split_everywhere, position) for position in (0, 100)]
+    splits = [(_split_wide, 0), (_split_into_pairs, 200)]
     return Mode(mode.linker, mode.provided_optimizer.register(*splits))
 
 
-def _split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    terms = list(node.inputs)
-    if len(terms) < 31 or not isinstance(node.op.scalar_op, Add | Mul):
-        return None
-    while len(terms) > 1:
-        pairs = [terms[i : i + 2] for i in range(0, len(terms), 2)]
-        terms = [node.op(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-    return terms
+def _splitter(most: int) -> Any:
+    """Rewrite that splits sums and products of more than `most` terms into pairs."""
+
+    def split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
+        operation = node.op.scalar_op
+        if len(node.inputs) <= most or not isinstance(operation, Add | Mul):
+            return None
+        pair = Elemwise(operation)
+        # Small arrays first: the fewest pairs then have the size of the result.
+        terms = sorted(node.inputs, key=lambda term: sum(size != 1 for size in term.type.shape))
+        while len(terms) > 1:
+            pairs = [terms[i : i + 2] for i in range(0, len(terms), 2)]
+            terms = [pair(*two) if len(two) == 2 else two[0] for two in pairs]
+        return terms
+
+    return dfs_rewriter(node_rewriter([Elemwise])(split))
 
 
-_split_everywhere = dfs_rewriter(node_rewriter([Elemwise])(_split))
+_split_wide, _split_into_pairs = _splitter(30), _splitter(2)
 
 
 def split_wide_operations(output: Variable) -> Variable:
     """Split sums and products of more than 30 terms; to be done before differentiating."""
     graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
-    _split_everywhere.rewrite(graph)
+    _split_wide.rewrite(graph)
     return graph.outputs[0]
 
 

@@ -105,7 +105,6 @@ class Engine:
         budget = self.budget
         budget.evaluations = max(budget.evaluations, state.evaluations)
         limit = budget.max_evaluations if share is None else budget.evaluations + share
-        self._examine(state, early=True)
         while True:
             self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
             self.secants = Secants(self.problem.settings)

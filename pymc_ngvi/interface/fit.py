@@ -219,7 +219,7 @@ class Fit:
     def _examine(self, result: Result) -> None:
         """Look for kinks and jumps after a schedule; the automatic engine does that by itself."""
         if self.search is None and result.status != Status.INTERRUPTED:
-            prepared, most = self.prepared, DEFAULTS.examined_draws
+            prepared, most = self.prepared, DEFAULTS.examined_early
             self._misleading, _ = examine(
                 prepared.target, self._estimator, result.q, prepared.rng, DEFAULTS, most
             )

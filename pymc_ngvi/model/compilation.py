@@ -37,8 +37,8 @@ def compile_target(
     ----------
     model : pymc.Model
     backend : {None, "numba", "c", "jax", "interpreted"}
-        What runs the graph: None is PyTensor's own default, "interpreted" is NumPy without any
-        compilation.
+        What runs the graph: None is PyTensor's own default, unless the graph is so large that
+        compiling would take minutes; "interpreted" is NumPy without any compilation.
     compile_kwargs : mapping, optional
         Passed on to ``pymc.Model.compile_fn``; its "mode" cannot be combined with `backend`.
     curvature : {"full", "diagonal", "none"}
@@ -54,11 +54,9 @@ def compile_target(
     Raises
     ------
     TypeError
-        The model has no free variables.
+        The model has no free variables, or all of them are of size 0.
     pymc.variational.opvi.ParametrizationError
         Some free variables are discrete.
-    ValueError
-        All free variables are of size 0.
     NotImplementedError
         An operation in the log density has no gradient, or a term of it is not the log density of
         its variable (BART, `pm.Simulator`).
@@ -75,15 +73,13 @@ def compile_target(
             "(`pymc_extras.marginalize`, or a mixture distribution such as `pm.Mixture`), or "
             "observe them."
         )
-    compiler = Compiler(model, kwargs, interpreted=backend == "interpreted")
+    compiler = Compiler(
+        model, kwargs, interpreted=backend == "interpreted", chosen="mode" in kwargs
+    )
     terms = Terms(find_data(model, loader))
     terms.check()
     kind = BatchTarget if terms.data.feeds else ModelTarget
-    target = kind(model, terms, compiler, curvature)
-    if not target.dim:
-        empty = ", ".join(f"{slot.variable} has shape {slot.shape}" for slot in target.layout)
-        raise ValueError(f"the model has no parameters, so there is nothing to fit: {empty}")
-    return target
+    return kind(model, terms, compiler, curvature)
 
 
 def _resolve_backend(

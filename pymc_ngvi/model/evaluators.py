@@ -13,7 +13,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.traversal import io_toposort
 from pytensor.link.jax import JAXLinker
 
-from pymc_ngvi._compat import inline_inner_graphs
+from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import warn
@@ -28,7 +28,7 @@ _MANY_OPERATIONS = 1000
 
 
 class SlowCompilationWarning(UserWarning):
-    """A function is about to be compiled that is so large that this may take minutes."""
+    """A function is so large that compiling it may take minutes."""
 
 
 #: For each draw, the rows of data that it sees: arguments of the function beside the draw.
@@ -45,14 +45,23 @@ class Compiler:
         Passed on to ``pymc.Model.compile_fn``.
     interpreted : bool
         Whether the mode in `kwargs` is that of NumPy without any compilation.
+    chosen : bool
+        Whether the user has chosen the mode. Otherwise graphs that would take minutes to compile
+        are interpreted.
     """
 
     def __init__(
-        self, model: pymc.Model, kwargs: Mapping[str, Any], *, interpreted: bool = False
+        self,
+        model: pymc.Model,
+        kwargs: Mapping[str, Any],
+        *,
+        interpreted: bool = False,
+        chosen: bool = True,
     ) -> None:
         self._model = model
         self._kwargs = dict(kwargs)
         self.interpreted = interpreted
+        self._chosen = chosen
         self._announced = False
 
     def evaluator(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Evaluator:
@@ -66,12 +75,11 @@ class Compiler:
         # PyTensor would keep with each node the stack traces of all the nodes that it replaced,
         # which took most of the time of compiling a Cholesky factor's Hessian.
         flags: dict[str, Any] = {"traceback__limit": 0, "traceback__compile_limit": 0}
+        self._spare_the_compiler(len(io_toposort([], list(outputs))))
         if self.interpreted:
             outputs = inline_inner_graphs(outputs)
             # Inner functions (of Scan, of logsumexp) would go to the C compiler all the same.
             flags["cxx"] = ""
-        else:
-            self._announce(len(io_toposort([], list(outputs))))
         with pytensor.config.change_flags(**flags):
             function = self._model.compile_fn(
                 list(outputs),
@@ -83,16 +91,18 @@ class Compiler:
         function.trust_input = True  # PyTensor need not check the inputs of each call
         return function
 
-    def _announce(self, operations: int) -> None:
-        """Say, once, that compiling will take long and why."""
-        if operations > _MANY_OPERATIONS and not self._announced:
-            self._announced = True
-            warn(
-                f"compiling may take minutes, because the log density and its derivatives have "
-                f'{operations:,} operations before simplification; backend="interpreted" does not '
-                "compile and starts sooner",
-                SlowCompilationWarning,
-            )
+    def _spare_the_compiler(self, operations: int) -> None:
+        """Interpret a large graph unless the user has chosen what compiles it; say so once."""
+        if self.interpreted or self._announced or operations <= _MANY_OPERATIONS:
+            return
+        self._announced = True
+        why = f"the log density and its derivatives have {operations:,} operations"
+        if self._chosen:
+            what = 'compiling them may take minutes; backend="interpreted" starts sooner'
+        else:
+            self.interpreted, self._kwargs["mode"] = True, interpreted_mode()
+            what = "they are not compiled, which could take minutes; backend= names a compiler"
+        warn(f"{why}: {what}", SlowCompilationWarning)
 
 
 class Evaluator(Protocol):

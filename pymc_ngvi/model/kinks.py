@@ -27,7 +27,6 @@ from pytensor.tensor.sort import SortOp
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.evaluators import Data
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.terms import Terms
 
@@ -93,14 +92,14 @@ class Kinks:
     def __bool__(self) -> bool:
         return bool(self._kinks)
 
-    def crossed(self, draws: Array, data: Data) -> list[str]:
+    def crossed(self, draws: Array, rows: tuple[Any, ...]) -> list[str]:
         """Return the operations that are not on the same side at all draws (n, d).
 
         Parameters
         ----------
         draws : array, (n, d)
-        data : iterable of tuple
-            For each draw the rows of data that it sees.
+        rows : tuple
+            Rows of data for the inputs ``graph.data``, the same for all draws.
         """
         if self._function is None:
             sides = [kink.side for kink in self._kinks if kink.side is not None]
@@ -111,9 +110,7 @@ class Kinks:
                 )
         names = [kink.operation for kink in self._kinks if kink.side is None]
         seen = [kink.operation for kink in self._kinks if kink.side is not None]
-        first, *others = (
-            self._function(draw, *rows) for draw, rows in zip(draws, data, strict=False)
-        )
+        first, *others = (self._function(draw, *rows) for draw in draws)
         for name, side, *more in zip(seen, first, *others, strict=True):
             if any(np.shape(other) != np.shape(side) or (other != side).any() for other in more):
                 names.append(name)

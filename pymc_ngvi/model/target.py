@@ -107,8 +107,8 @@ class ModelTarget(Target):
         self.layout = Layout(model, point)
         self.dim = self.layout.dim
         if not self.dim:
-            names = ", ".join(slot.variable for slot in self.layout)
-            raise TypeError(f"the free variables of the model are empty ({names}): nothing to fit")
+            empty = ", ".join(f"{slot.variable} has shape {slot.shape}" for slot in self.layout)
+            raise TypeError(f"the model has no parameters, so there is nothing to fit: {empty}")
         self.initial_point = self.layout.flatten(point)
         self._data = terms.data
         with pytensor.config.change_flags(traceback__limit=0):
@@ -185,8 +185,7 @@ class ModelTarget(Target):
 
     def kinks(self, draws: Array) -> list[str]:
         """Name the operations that switch sides between draws (n, d), and their variables."""
-        rows = (self._draw_rows() for _ in draws)
-        return self._kinks.crossed(self._as_draws(draws), rows)
+        return self._kinks.crossed(self._as_draws(draws), self._draw_rows())
 
     def _as_draws(self, draws: Array) -> Array:
         # Writable too: Numba compiles anew for read-only arrays.

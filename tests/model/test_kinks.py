@@ -69,7 +69,7 @@ def test_a_kink_inside_a_loop_is_seen():
     assert any("abs" in kink for kink in kinks(loop))
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "coords_and_dims", "zero_sum_normal"])
+@pytest.mark.parametrize("name", ["hierarchical", "coords_and_dims", "linear_regression"])
 def test_bounds_of_scales_never_switch(name):
     target = compile_target(MODELS[name](), backend="interpreted", curvature="none")
     draws = np.random.default_rng(2).normal(size=(16, target.dim))

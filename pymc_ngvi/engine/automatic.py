@@ -134,11 +134,10 @@ class Engine:
         An `early` look, from which the fit still goes on, sees coarse violations only.
         """
         problem, budget = self.problem, self.budget
-        most = int(problem.settings.examined_part * self.remaining)
-        if early:
-            most = min(most, problem.settings.examined_early)
+        settings = problem.settings
+        most = settings.examined_early if early else settings.examined_late
         finding, spent = examine(
-            problem.target, problem.estimator, state.q, budget.rng, problem.settings, most
+            problem.target, problem.estimator, state.q, budget.rng, settings, most
         )
         budget.evaluations += spent
         if finding is None:

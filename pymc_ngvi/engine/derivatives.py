@@ -86,6 +86,7 @@ def examine(
             return Finding(operations, smoothness.derivatives), spent
         if smoothness.derivatives == 2 and not smoothness.is_open:
             break
+        if smoothness.derivatives == 2:
+            n *= settings.examined_growth
         suspected = smoothness.derivatives
-        n *= settings.examined_growth
     return None, spent

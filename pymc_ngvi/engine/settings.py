@@ -90,12 +90,12 @@ class Settings:
 
     #: Draws among which kinks are looked for, and the first that are evaluated to measure them.
     examined_draws: int = 128
-    #: While the answer is open or has to be confirmed, so many times more draws are evaluated, up
-    #: to this part of what is left of the budget.
+    #: While the answer is open, so many times more draws are evaluated.
     examined_growth: int = 4
-    examined_part: float = 0.25
-    #: Draws of a look before the fit has come near the optimum, at most: a first and a second set.
+    #: Draws in all, before the fit has come near the optimum, and before it is called converged.
+    #: The latter are taken whatever the budget: a wrong answer is worse than a late one.
     examined_early: int = 640
+    examined_late: int = 5000
 
     # Averaging fresh draws into a settled level.
 

@@ -97,3 +97,10 @@ def test_a_jump_is_fitted_by_log_densities_alone():
     mean, log_sd = minimize(loss, [0.5, 0.0], method="Nelder-Mead").x
     assert result.q.mean[0] == pytest.approx(mean, abs=0.15 * np.exp(log_sd))
     assert np.sqrt(result.q.variance[0]) == pytest.approx(np.exp(log_sd), rel=0.15)
+
+
+def test_a_small_budget_does_not_hide_a_kink():
+    fitted = engine(Kinked([1.0], 0.3), max_evaluations=400)
+    state = State(FullGaussian.from_curvature([1.0], None))
+    drive(fitted.fit(state, 10_000), state)
+    assert fitted.findings

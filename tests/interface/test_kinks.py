@@ -125,7 +125,7 @@ def test_batches_with_kinks():
         return model
 
     with pytest.warns(EstimatorChanged):
-        whole, batches = (fit(build(b), accuracy=0.1).gaussian for b in (False, True))
+        whole, batches = (fit(build(b), accuracy=0.05).gaussian for b in (False, True))
     sd = np.sqrt(whole.variance)
     np.testing.assert_allclose(np.sqrt(batches.variance) / sd, 1, atol=0.1)
     np.testing.assert_allclose((batches.mean - whole.mean) / sd, 0, atol=0.2)

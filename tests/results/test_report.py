@@ -84,7 +84,8 @@ class TestVerdict:
         """It lies within the scatter of k-hat over other draws."""
         samples = [good.sample(1000, random_seed=seed) for seed in range(10)]
         khats = [idata["sample_stats"].attrs["khat"] for idata in samples]
-        assert abs(good.report.khat - np.mean(khats)) < 4 * np.std(khats)
+        # The verdict's draws are antithetic pairs: of its tail only half is independent.
+        assert abs(good.report.khat - np.mean(khats)) < 4 * np.sqrt(2) * np.std(khats, ddof=1)
 
     def test_an_exact_fit_is_perfect(self):
         with pm.Model() as model:

@@ -15,6 +15,7 @@ import numpy as np
 import pymc
 from pymc.variational.approximations import FullRank, MeanField
 
+from pymc_ngvi._compat import initial_point
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.families import Gaussian
@@ -403,7 +404,7 @@ def load(
     """
     model = pymc.modelcontext(model)
     saved = storage.read(path)
-    layout = Layout(model, model.initial_point(0))
+    layout = Layout(model, initial_point(model))
     differences = layout.outline.differences(saved.outline)
     if differences:
         raise ValueError(f"the fit in the file is of another model than this one: {differences}")

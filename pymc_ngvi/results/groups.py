@@ -17,6 +17,7 @@ from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
 from pymc.variational.opvi import Group
 from pytensor.compile.sharedvalue import SharedVariable
 
+from pymc_ngvi._compat import initial_point
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array, inverse_lower, lower_factor_of_gram
 from pymc_ngvi.model.layout import Layout
@@ -46,7 +47,7 @@ class _GaussianGroup(Group):
     _held: Held
 
     def __init_group__(self, group: list[Any]) -> None:
-        self.layout = self._kwargs.get("layout") or Layout(self.model, self.model.initial_point(0))
+        self.layout = self._kwargs.get("layout") or Layout(self.model, initial_point(self.model))
         self.group = group
         self.symbolic_initial = self._initial_type("standard_normal_draws")
         self.input = self._input_type("flat_unconstrained")

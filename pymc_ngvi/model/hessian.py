@@ -12,6 +12,9 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.gradient import jacobian
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
@@ -19,6 +22,10 @@ from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.evaluators import Compiler, Evaluator, Products
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.layout import Layout
+
+# The loop of a Kalman filter has a gradient of more than a thousand operations, and its Hessian was
+# not built in seven minutes. Those of autoregressions and of GARCH have fewer than a hundred.
+_MOST_OPERATIONS_IN_LOOPS = 500
 
 # How often a step of differences is made longer or shorter, each time by up to a factor of 1e4.
 _STEP_TRIALS = 30
@@ -80,6 +87,14 @@ def find_hessian(
     HessianFallbackWarning
         For each route that does not work.
     """
+    looped = operations_in_loops(graph.gradient)
+    if looped > _MOST_OPERATIONS_IN_LOOPS:
+        warn(
+            f"the gradient of this model has loops of {looped:,} operations, of which no second "
+            "derivative could be built in a reasonable time; falling back on gradients only",
+            HessianFallbackWarning,
+        )
+        return Hessian("none")
     names = [route for route, _, _ in _ROUTES]
     first = 0 if known is None else names.index(known.route)
     for i, (route, build, what) in enumerate(_ROUTES[first:], start=first):
@@ -97,6 +112,15 @@ def find_hessian(
                 HessianFallbackWarning,
             )
     return Hessian("none")
+
+
+def operations_in_loops(output: Variable) -> int:
+    """Count the operations inside the loops (Scans) of a graph, and inside loops within them."""
+    loops = (node.op for node in io_toposort([], [output]) if isinstance(node.op, Scan))
+    return sum(
+        len(op.fgraph.apply_nodes) + sum(map(operations_in_loops, op.fgraph.outputs))
+        for op in loops
+    )
 
 
 def verify(evaluator: Any, x: Array, data: tuple[Any, ...], layout: Layout) -> bool:

@@ -215,3 +215,16 @@ def test_units_do_not_matter_to_differences(scale, start):
 def test_verification_of_what_is_not_finite():
     target = Analytic(1.0, factor=np.nan)
     assert not hessian.verify(target, np.zeros(5), (), target.layout)
+
+
+def test_large_loops_have_gradients_only(monkeypatch):
+    """The Hessian of a Kalman filter is not built in minutes, and none is tried."""
+    model = MODELS["scan_time_series"]()
+    looped = hessian.operations_in_loops(
+        compile_target(model, backend="interpreted")._functions._graph.gradient
+    )
+    assert 0 < looped < hessian._MOST_OPERATIONS_IN_LOOPS
+    monkeypatch.setattr(hessian, "_MOST_OPERATIONS_IN_LOOPS", looped - 1)
+    target = compile_target(model, backend="interpreted")
+    with pytest.warns(HessianFallbackWarning, match="loops of .* falling back on gradients only"):
+        assert target.hessian_route == "none"

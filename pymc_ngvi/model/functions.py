@@ -9,13 +9,17 @@ import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
-from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.evaluators import Compiler, Data, Evaluator
 from pymc_ngvi.model.graph import Graph
-from pymc_ngvi.model.hessian import Hessian, HessianUnavailableError, find_hessian
+from pymc_ngvi.model.hessian import (
+    Hessian,
+    HessianUnavailableError,
+    find_hessian,
+    operations_in_loops,
+)
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.variables import value_of
 
@@ -105,6 +109,4 @@ class Functions:
         Interpreted, that takes next to no time; and the Hessian of a loop costs a hundred times as
         much as the loop.
         """
-        nodes = ancestors([self._graph.log_density])
-        loops = any(v.owner and isinstance(v.owner.op, Scan) for v in nodes)
-        return self._compiler.interpreted or loops
+        return self._compiler.interpreted or operations_in_loops(self._graph.log_density) > 0

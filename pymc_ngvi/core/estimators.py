@@ -22,8 +22,6 @@ from pymc_ngvi.core.linalg import Array, symmetrise
 from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.errors import NonFiniteError
 
-#: Hessians are evaluated in chunks of about this many numbers (32 MiB), then summed.
-CHUNK_SIZE = 2**22
 # Eigenvalues of a Hessian scaled to a diagonal of 1 that are smaller are rounding.
 _SMALLEST_EIGENVALUE = 1e-10
 
@@ -120,32 +118,23 @@ class BonnetPrice(_DrawsEstimator):
         self.coupled = coupled
 
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
-        n = z.shape[0]
         draws = q.unwhiten(z)
-        log_density = np.empty(n)
-        gradient = np.zeros(q.dim)
-        hessian: Array = np.zeros(())
         coupled = self.coupled and q.factorised and q.has_mean
         curvature = "full" if coupled else q.curvature
-        chunk = max(1, CHUNK_SIZE // (q.dim**2 if coupled else q.precision.size))
-        for start in range(0, n, chunk):
-            part = slice(start, min(start + chunk, n))
-            evaluation = target.evaluate(draws[part], curvature)
-            if evaluation.hessian is None:
-                raise TypeError("the target returned no Hessian: use the Stein estimator")
-            sums = evaluation.gradient.sum(axis=0), evaluation.hessian.sum(axis=0)
-            if not _all_finite(evaluation.log_density, *sums):
-                raise _non_finite(evaluation, draws[part], part.stop, n)
-            log_density[part] = evaluation.log_density
-            gradient += sums[0]
-            hessian = hessian + sums[1]
-        hessian, coupling = hessian / n, None
+        found = target.average(draws, curvature)
+        gradient, hessian, coupling = found.gradient.mean(axis=0), found.hessian, None
+        assert hessian is not None
+        if not _all_finite(found.log_density, gradient, hessian):
+            each = replace(found, hessian=None)
+            if _all_finite(found.log_density, found.gradient):  # it must be the Hessians
+                each = target.evaluate(draws, curvature)
+            raise _non_finite(each, draws)
         if coupled:
             coupling, hessian = symmetrise(hessian), hessian.diagonal().copy()
         elbo, elbo_se = mean_and_error(
-            log_density - q.log_density_whitened(z), antithetic=self.antithetic
+            found.log_density - q.log_density_whitened(z), antithetic=self.antithetic
         )
-        return Estimate(gradient / n, q.symmetrise(hessian), elbo, elbo_se, n, coupling)
+        return Estimate(gradient, q.symmetrise(hessian), elbo, elbo_se, len(z), coupling)
 
 
 class Stein(_DrawsEstimator):
@@ -170,7 +159,7 @@ class Stein(_DrawsEstimator):
         draws = q.unwhiten(z)
         evaluation = target.evaluate(draws, "none")
         if not _all_finite(evaluation.log_density, evaluation.gradient):
-            raise _non_finite(evaluation, draws, len(draws), len(draws))
+            raise _non_finite(evaluation, draws)
         residual = evaluation.gradient - q.score_whitened(z)
         elbo, elbo_se = mean_and_error(
             evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
@@ -203,7 +192,7 @@ class Score(_DrawsEstimator):
         log_density = target.log_density(draws)
         if not _all_finite(log_density):
             evaluation = Evaluation(log_density, np.zeros_like(draws), None)
-            raise _non_finite(evaluation, draws, len(draws), len(draws))
+            raise _non_finite(evaluation, draws)
         log_ratio = log_density - q.log_density_whitened(z)
         h = self._without_mean_of_others(log_ratio)
         weighted = -q.score_whitened(z) * h[:, np.newaxis]
@@ -282,9 +271,8 @@ def _all_finite(*arrays: Array) -> bool:
     return all(np.isfinite(array).all() for array in arrays)
 
 
-def _non_finite(
-    evaluation: Evaluation, draws: Array, evaluations: int, n_samples: int
-) -> NonFiniteError:
+def _non_finite(evaluation: Evaluation, draws: Array) -> NonFiniteError:
+    """Build the error for draws (n, d) at which the target, or a sum over them, is not finite."""
     parts = {"log density": evaluation.log_density, "gradient": evaluation.gradient}
     if evaluation.hessian is not None:
         parts["Hessian"] = evaluation.hessian
@@ -292,9 +280,8 @@ def _non_finite(
     finite = {what: np.isfinite(array.reshape(n, -1)).all(axis=1) for what, array in parts.items()}
     bad = ~np.logical_and.reduce(list(finite.values()))
     if not bad.any():
-        message = f"the target's derivatives overflow when summed over {n_samples} draws"
-        return NonFiniteError(message, draws, evaluations)
+        message = f"the target's derivatives overflow when summed over {n} draws"
+        return NonFiniteError(message, draws, n)
     what = ", ".join(what for what, ok in finite.items() if not ok.all())
-    seen = "" if evaluations == n_samples else f" (stopped after {evaluations})"
-    message = f"the target's {what} is not finite at {int(bad.sum())} of {n_samples} draws{seen}"
-    return NonFiniteError(message, draws[bad], evaluations)
+    message = f"the target's {what} is not finite at {int(bad.sum())} of {n} draws"
+    return NonFiniteError(message, draws[bad], n)

@@ -22,10 +22,9 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_ngvi.core.estimators import CHUNK_SIZE
 from pymc_ngvi.core.families import Gaussian, standard_normal
 from pymc_ngvi.core.linalg import Array, symmetrise
-from pymc_ngvi.core.target import Target
+from pymc_ngvi.core.target import CHUNK_SIZE, Target
 
 #: Standard errors beyond which a violation is not noise.
 SIGNIFICANT = 5.0

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from pymc_ngvi.core.linalg import Array
 
 if TYPE_CHECKING:
     from pymc_ngvi.core.families import Gaussian
+
+#: Hessians are evaluated in chunks of about this many numbers (32 MiB), then summed.
+CHUNK_SIZE = 2**22
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,29 @@ class Target(ABC):
         curvature : {"full", "diagonal", "none"}
             Which part of the Hessian to give.
         """
+
+    def average(self, draws: Array, curvature: str) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean of their Hessians.
+
+        The mean costs less than the Hessians where these are sums over rows of data, and takes the
+        memory of one of them.
+
+        Returns
+        -------
+        Evaluation
+            Its `hessian` has no axis of draws.
+        """
+        n, size, parts = len(draws), max(1, CHUNK_SIZE // self.dim**2), []
+        for start in range(0, n, size):
+            part = self.evaluate(draws[start : start + size], curvature)
+            if part.hessian is None:
+                raise TypeError("the target returned no Hessian: use the Stein estimator")
+            parts.append(replace(part, hessian=part.hessian.sum(axis=0)))
+        return Evaluation(
+            np.concatenate([part.log_density for part in parts]),
+            np.concatenate([part.gradient for part in parts]),
+            np.sum([part.hessian for part in parts], axis=0) / n,
+        )
 
     def reseed(self, seed: int) -> None:  # noqa: B027  nothing to do is the rule, not an omission
         """Restart the sequence of batches from `seed`."""

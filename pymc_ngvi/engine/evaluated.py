@@ -70,24 +70,8 @@ class SquaredError:
 
 
 def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
-    r"""Squared distance by which a direction in natural parameters moves q, to first order.
-
-    The Fisher information turns the direction into changes of mean and covariance, and
-    :math:`\frac12\Delta\theta' F \Delta\theta` is its Bregman distance.
-
-    Parameters
-    ----------
-    q : Gaussian
-    direction : Natural
-        Seen from the mean of q, where its first part is the gradient alone.
-    """
-    moved = q.with_mean(np.zeros(q.dim)).fisher_product(direction)
-    variance = q.diagonal(moved.second)
-    with np.errstate(over="ignore"):  # far from the solution overflow is harmless
-        mean = np.square(moved.first) / q.variance if q.has_mean else np.zeros(q.dim)
-        return SquaredError(
-            mean, np.square(variance / (2 * q.variance)), direction.inner(moved) / 2
-        )
+    """Squared distance by which a direction moves q; see :meth:`.Gaussian.displacement`."""
+    return SquaredError(*q.displacement(direction))
 
 
 @dataclass(frozen=True)

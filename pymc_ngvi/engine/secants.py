@@ -70,8 +70,7 @@ class Secants:
         for mean, change, response in self._pairs:
             changes.append(_recentred(q, change, mean - q.mean))
             responses.append(_recentred(q, response, mean - q.mean))
-        centred = q.with_mean(np.zeros(q.dim))
-        moved = [centred.fisher_product(response) for response in responses]
+        moved = [q.dual(response) for response in responses]
         gram = np.array([[response.inner(other) for other in moved] for response in responses])
         scale = np.sqrt(np.maximum(gram.diagonal(), np.finfo(float).tiny))
         values, vectors = np.linalg.eigh(gram / np.outer(scale, scale))

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pymc_ngvi.core import estimators
+from pymc_ngvi.core import target as targets
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Score, Stein, decouple
 from pymc_ngvi.core.families import (
     CentredDiagonalGaussian,
@@ -106,7 +106,7 @@ def test_elbo_standard_error_is_calibrated(estimator):
 def test_chunks_change_nothing(estimator, monkeypatch):
     q = member(FullGaussian)
     whole = estimator(logistic, q, 25, np.random.default_rng(8))
-    monkeypatch.setattr(estimators, "CHUNK_SIZE", 40)
+    monkeypatch.setattr(targets, "CHUNK_SIZE", 40)
     chunked = estimator(logistic, q, 25, np.random.default_rng(8))
     np.testing.assert_allclose(chunked.hessian, whole.hessian, rtol=1e-12)
     np.testing.assert_allclose(chunked.gradient, whole.gradient, rtol=1e-12, atol=1e-12)

@@ -131,6 +131,40 @@ class Gaussian(ABC):
         is never formed.
         """
 
+    def displacement(self, direction: Natural) -> tuple[Array, Array, float]:
+        r"""Squared distance by which a direction in natural parameters moves q, to first order.
+
+        The Fisher information turns the direction into changes of mean and covariance, and
+        :math:`\frac12\Delta\theta' F \Delta\theta` is its Bregman distance.
+
+        Parameters
+        ----------
+        direction : Natural
+            Seen from the mean of q, where its first part is the gradient alone.
+
+        Returns
+        -------
+        mean : array, (d,)
+            Squared changes of the means, in variances.
+        log_sd : array, (d,)
+            Squared changes of the log standard deviations.
+        nats : float
+        """
+        moved = self.with_mean(np.zeros(self.dim)).fisher_product(direction)
+        variance = self.diagonal(moved.second)
+        with np.errstate(over="ignore"):  # far from the solution overflow is harmless
+            mean = np.square(moved.first) / self.variance if self.has_mean else np.zeros(self.dim)
+            log_sd = np.square(variance / (2 * self.variance))
+            return mean, log_sd, direction.inner(moved) / 2
+
+    def dual(self, direction: Natural) -> Expectation:
+        """Return what measures directions seen from the mean of q: their scalar products with it.
+
+        This is the Fisher information times the direction, or, for a family that cannot afford it,
+        a positive definite stand-in.
+        """
+        return self.with_mean(np.zeros(self.dim)).fisher_product(direction)
+
     @abstractmethod
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         r"""Mean Hessian from gradients alone, by Stein's identity.

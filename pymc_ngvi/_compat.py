@@ -39,30 +39,6 @@ def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:
     return InferenceData(**groups)
 
 
-def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Smooth log importance ratios (n,) by ArviZ's PSIS, and return log weights (n,) and k-hat.
-
-    ArviZ 0 takes the ratios themselves, ArviZ 1 their negative: the log likelihoods of leaving one
-    out. Where no tail can be fitted because many of the largest ratios are equal, the ratios are
-    returned as they are and k-hat is infinite; ArviZ 0 says infinite, ArviZ 1 NaN or an error.
-    """
-    with np.errstate(all="ignore"):
-        if PYMC_6:
-            from arviz_stats.base import array_stats
-
-            try:
-                log_weights, khat = array_stats.psislw(-log_ratios)
-            except ValueError:
-                return log_ratios, np.inf
-        else:
-            from arviz import psislw
-
-            log_weights, khat = psislw(log_ratios)
-    if not np.isfinite(khat):
-        return log_ratios, np.inf
-    return np.asarray(log_weights), float(khat)
-
-
 def group_names(data: Any) -> list[str]:
     """Names of the groups of an InferenceData or a DataTree; empty for anything else."""
     groups = getattr(data, "groups", ())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
+from pymc_ngvi.model.evaluators import Data
 from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import MOST_NOISE, FullDensity, ModelTarget, Reading
 
@@ -155,7 +155,7 @@ class BatchTarget(ModelTarget):
         for start in range(0, len(draws), DRAWS_A_BATCH):
             part = draws[start : start + DRAWS_A_BATCH]
             rows = self._draw_rows()
-            value = self._functions.density(part, itertools.repeat(rows))
+            value = self._functions.density(part, rows)
             if anchor is not None:
                 here = Evaluation(value, np.zeros(part.shape), None)
                 there = self._at_mean(anchor, [rows])
@@ -171,20 +171,16 @@ class BatchTarget(ModelTarget):
             part = draws[start : start + _DRAWS_AT_A_TIME]
             drawn = [self._draw() for _ in part]
             data = [rows.arguments for rows in drawn]
-            here = self._evaluate(part, curvature, data)
+            here = self._evaluate_each(part, curvature, data)
             for i in np.flatnonzero(~np.isfinite(here.log_density))[:1]:
                 self._row_terms.check(part[i], drawn[i])
             anchor = self._batches.anchor
             if anchor is not None:
                 here = anchor.control(part, here, self._at_anchor(anchor, data))
             parts.append(here)
-        return Evaluation(
-            np.concatenate([part.log_density for part in parts]),
-            np.concatenate([part.gradient for part in parts]),
-            None if curvature == "none" else np.concatenate([part.hessian for part in parts]),
-        )
+        return _joined(parts)
 
-    def _at_anchor(self, anchor: Anchor, data: list[tuple[Any, ...]]) -> Evaluation:
+    def _at_anchor(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         """Evaluate the batches drawn last at the anchor, or recall their evaluation."""
         batches, which = self._batches, (self._batches.drawn, len(data))
         if which in batches.kept:
@@ -194,9 +190,20 @@ class BatchTarget(ModelTarget):
             batches.kept[which] = there
         return there
 
-    def _at_mean(self, anchor: Anchor, data: list[tuple[Any, ...]]) -> Evaluation:
+    def _at_mean(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         at = self._as_draws(np.repeat(anchor.q.mean[np.newaxis], len(data), axis=0))
-        return self._evaluate(at, self._richest_curvature, data)
+        return self._evaluate_each(at, self._richest_curvature, data)
+
+    def _evaluate_each(self, draws: Array, curvature: str, data: list[Data]) -> Evaluation:
+        """Evaluate each draw on rows of its own."""
+        found = [self._evaluate(draws[i : i + 1], curvature, rows) for i, rows in enumerate(data)]
+        return _joined(found)
+
+    def average(self, draws: Array, curvature: str) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
+        found = self.evaluate(draws, curvature)
+        assert found.hessian is not None
+        return replace(found, hessian=found.hessian.mean(axis=0))
 
     def of_all_data(self, q: Gaussian, rng: np.random.Generator) -> FullDensity:
         """Return the log density of all the data, for draws from `q`.
@@ -234,16 +241,12 @@ class BatchTarget(ModelTarget):
 
     def _full_log_density(self, draws: Array) -> Array:
         draws = self._as_draws(draws)
-        return np.asarray(
-            sum(self._functions.density(draws, itertools.repeat(rows)) for rows in self._chunks())
-        )
+        return np.asarray(sum(self._functions.density(draws, rows) for rows in self._chunks()))
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
         draws = self._as_draws(draws)
-        parts = (
-            self._evaluate(draws, curvature, itertools.repeat(rows)) for rows in self._chunks()
-        )
+        parts = (self._evaluate(draws, curvature, rows) for rows in self._chunks())
         total = next(parts)
         for part in parts:
             total.log_density[:] += part.log_density
@@ -252,7 +255,7 @@ class BatchTarget(ModelTarget):
                 total.hessian[:] += part.hessian
         return total
 
-    def _draw_rows(self) -> tuple[Any, ...]:
+    def _draw_rows(self) -> Data:
         """Draw one batch, as arguments of a compiled function."""
         return self._draw().arguments
 
@@ -262,7 +265,7 @@ class BatchTarget(ModelTarget):
         self._batches.rows += rows.count
         return rows
 
-    def _chunks(self) -> Iterator[tuple[Any, ...]]:
+    def _chunks(self) -> Iterator[Data]:
         """Read all the data in chunks, as arguments of a compiled function."""
         for rows in self._data.chunks(self._chunk_size):
             self._batches.rows += rows.count
@@ -273,3 +276,13 @@ class BatchTarget(ModelTarget):
         """Number of rows of a chunk, at most."""
         numbers = max(self.dim, self._data.row_size)
         return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
+
+
+def _joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return evaluations of different draws as one."""
+    hessians = [part.hessian for part in parts if part.hessian is not None]
+    return Evaluation(
+        np.concatenate([part.log_density for part in parts]),
+        np.concatenate([part.gradient for part in parts]),
+        np.concatenate(hessians) if hessians else None,
+    )

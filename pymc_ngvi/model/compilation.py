@@ -12,13 +12,13 @@ from pytensor.compile.mode import get_mode
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.model.batch_target import BatchTarget
-from pymc_ngvi.model.evaluators import Compiler
+from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.target import CURVATURES, ModelTarget
 from pymc_ngvi.model.terms import Terms
 
-BACKENDS = ("numba", "c", "jax", "interpreted")
+BACKENDS = ("auto", "numba", "c", "jax", "interpreted")
 
 
 def compile_target(
@@ -36,9 +36,10 @@ def compile_target(
     Parameters
     ----------
     model : pymc.Model
-    backend : {None, "numba", "c", "jax", "interpreted"}
-        What runs the graph: None is PyTensor's own default, unless the graph is so large that
-        compiling would take minutes; "interpreted" is NumPy without any compilation.
+    backend : {"auto", "numba", "c", "jax", "interpreted"}, optional
+        What runs the graph. "interpreted" is NumPy without any compilation. "auto", the default,
+        begins so and lets PyTensor compile, by its own default, what proves to cost more time than
+        compiling; see :mod:`~pymc_ngvi.model.compiler`.
     compile_kwargs : mapping, optional
         Passed on to ``pymc.Model.compile_fn``; its "mode" cannot be combined with `backend`.
     curvature : {"full", "diagonal", "none"}
@@ -74,7 +75,7 @@ def compile_target(
             "observe them."
         )
     compiler = Compiler(
-        model, kwargs, interpreted=backend == "interpreted", chosen="mode" in kwargs
+        model, kwargs, interpreted=backend == "interpreted", automatic="mode" not in kwargs
     )
     terms = Terms(find_data(model, loader))
     terms.check()
@@ -91,6 +92,8 @@ def _resolve_backend(
     check_choice("backend", backend, BACKENDS)
     if "mode" in kwargs:
         raise ValueError("give either `backend` or `compile_kwargs['mode']`, not both")
+    if backend == "auto":
+        return kwargs
     names = {"numba": "NUMBA", "c": "CVM", "jax": "JAX"}
     kwargs["mode"] = get_mode(names[backend]) if backend in names else interpreted_mode()
     return kwargs

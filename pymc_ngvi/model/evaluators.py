@@ -1,178 +1,268 @@
-"""Compiling the graph of one draw, and evaluating the function at many draws."""
+"""Evaluating a log density and its derivatives at many draws.
+
+The log density is vectorised over draws first and differentiated then: with X of shape (n, d),
+
+.. code-block:: python
+
+    lp = vectorize_graph(log_density, {x: X})
+    G = grad(lp.sum(), X)
+    HV = grad((G * V).sum(), X)
+
+give log densities, gradients, and products of Hessians with vectors, of all draws in one call, from
+graphs as small as those of one draw. A Hessian is the product of one draw, repeated, with d unit
+vectors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
 
 import numpy as np
-import pymc
 import pytensor
-from pytensor.compile.mode import get_mode
-from pytensor.graph.traversal import io_toposort
-from pytensor.link.jax import JAXLinker
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
+from pymc_ngvi._compat import inline_inner_graphs
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
-from pymc_ngvi.errors import warn
+from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.graph import Graph, operations_in_loops
+from pymc_ngvi.model.variables import value_of
 
-# JAX compiles once per shape, so draws are evaluated in chunks of one size, the last one padded.
-_JAX_CHUNK = 16
+#: Arguments of the compiled functions beside the draws: the rows of data that all draws see.
+Data = tuple[Any, ...]
 
-
-# Graphs of more operations than this take a backend minutes to compile. Hessians of regressions
-# have 300 to 900, that of an LKJCholeskyCov 1,500.
-_MANY_OPERATIONS = 1000
-
-
-class SlowCompilationWarning(UserWarning):
-    """A function is so large that compiling it may take minutes."""
-
-
-#: For each draw, the rows of data that it sees: arguments of the function beside the draw.
-Data: TypeAlias = Iterable[tuple[Any, ...]]
+# Numbers in the largest array of one call. Beyond a few hundred kilobytes arrays leave the cache,
+# and below it the time goes into calling the operations.
+_NUMBERS_PER_CALL = 2**17
+# Numbers for which derivatives are computed and not used before a function without them is built:
+# interpreted, this takes some tenths of a second, as building does.
+_WASTE_LIMIT = 2**22
+# JAX compiles once for each shape, so its calls always take as many draws, the last ones padded.
+_JAX_DRAWS = 32
 
 
-class Compiler:
-    """Compiles graphs of a model.
+class Evaluator(ABC):
+    """Log density and derivatives at draws (n, d), of which all see the same data.
 
     Parameters
     ----------
-    model : pymc.Model
-    kwargs : mapping
-        Passed on to ``pymc.Model.compile_fn``.
-    interpreted : bool
-        Whether the mode in `kwargs` is that of NumPy without any compilation.
-    chosen : bool
-        Whether the user has chosen the mode. Otherwise graphs that would take minutes to compile
-        are interpreted.
+    graph : Graph
+    compiler : Compiler
+        Compiles each function at its first use.
     """
 
-    def __init__(
-        self,
-        model: pymc.Model,
-        kwargs: Mapping[str, Any],
-        *,
-        interpreted: bool = False,
-        chosen: bool = True,
-    ) -> None:
-        self._model = model
-        self._kwargs = dict(kwargs)
-        self.interpreted = interpreted
-        self._chosen = chosen
-        self._announced = False
+    def __init__(self, graph: Graph, compiler: Compiler) -> None:
+        self._graph = graph
+        self._compiler = compiler
+        self._functions: dict[int, Any] = {}
+        self._wasted = 0.0
 
-    def evaluator(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Evaluator:
-        """Compile a function of a draw, and of data if `inputs` has more than the draw."""
-        function = self.function(outputs, inputs)
-        on_jax = isinstance(get_mode(self._kwargs.get("mode")).linker, JAXLinker)
-        return JaxChunks(function) if on_jax and len(inputs) == 1 else Loop(function)
+    @abstractmethod
+    def _build(self, order: int) -> Any:
+        """Compile log density, gradient (order 1) and products with vectors (order 2)."""
 
-    def function(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """Compile a function that takes contiguous arrays of the right types."""
-        # PyTensor would keep with each node the stack traces of all the nodes that it replaced,
-        # which took most of the time of compiling a Cholesky factor's Hessian.
-        flags: dict[str, Any] = {"traceback__limit": 0, "traceback__compile_limit": 0}
-        self._spare_the_compiler(len(io_toposort([], list(outputs))))
-        if self.interpreted:
-            outputs = inline_inner_graphs(outputs)
-            # Inner functions (of Scan, of logsumexp) would go to the C compiler all the same.
-            flags["cxx"] = ""
-        with pytensor.config.change_flags(**flags):
-            function = self._model.compile_fn(
-                list(outputs),
-                inputs=list(inputs),
-                point_fn=False,
-                on_unused_input="ignore",
-                **self._kwargs,
+    @abstractmethod
+    def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
+        """Evaluate the outputs of this order at inputs (n, d): draws, and vectors for order 2."""
+
+    def _function(self, order: int) -> Any:
+        if order not in self._functions:
+            self._functions[order] = self._build(order)
+        return self._functions[order]
+
+    def _evaluate(self, order: int, draws: Array, data: Data) -> list[Array]:
+        """Evaluate by the function of this order, or by one that gives more and is there already.
+
+        The time spent on what was not asked for is limited by that of building another function. It
+        is counted and not timed: the same calls then use the same functions on every machine, and
+        give the same bits.
+        """
+        richer = min((known for known in self._functions if known > order), default=None)
+        if order not in self._functions and richer is not None:
+            self._wasted += len(draws) * self._burden(data)
+            order = richer if self._wasted <= _WASTE_LIMIT else order
+        return self._call(order, [draws, np.zeros_like(draws)][: max(order, 1)], data)
+
+    def density(self, draws: Array, data: Data = ()) -> Array:
+        """Log density (n,)."""
+        return self._evaluate(0, draws, data)[0]
+
+    def gradient(self, draws: Array, data: Data = ()) -> Evaluation:
+        """Log density and gradient."""
+        log_density, gradient, *_ = self._evaluate(1, draws, data)
+        return Evaluation(log_density, gradient, None)
+
+    def products(self, draws: Array, vectors: Array, data: Data = ()) -> Evaluation:
+        """Log density, gradient, and the products (n, d) of each Hessian with a vector."""
+        return Evaluation(*self._call(2, [draws, vectors], data))
+
+    def check_independence(self, x: Array, data: Data, order: int) -> None:
+        """Raise where the log density of a draw near x (d,) depends on those evaluated with it."""
+        self._function(order)
+        draws = x + 0.01 * np.random.default_rng(0).standard_normal((2, len(x)))
+        with np.errstate(all="ignore"):
+            together = self.density(draws, data)
+            alone = np.concatenate([self.density(draw[np.newaxis], data) for draw in draws])
+        if not np.allclose(together, alone, rtol=1e-4, atol=1e-8, equal_nan=True):
+            raise ArithmeticError("an operation mixes draws that are evaluated together")
+
+    def columns(self, draws: Array, seeds: Array, data: Data = ()) -> Iterator[Evaluation]:
+        """Evaluate the products of each Hessian with all the seeds (k, d), a few draws at a time.
+
+        Yields evaluations whose `hessian` is (m, k, d), of consecutive draws.
+        """
+        k, size = len(seeds), self._draws_per_call(data)
+        for start in range(0, len(draws), max(size // k, 1)):
+            part = draws[start : start + max(size // k, 1)]
+            repeated, vectors = np.repeat(part, k, axis=0), np.tile(seeds, (len(part), 1))
+            found = self.products(repeated, vectors, data)
+            yield Evaluation(
+                found.log_density[::k],
+                found.gradient[::k],
+                found.hessian.reshape(len(part), k, -1),  # type: ignore[union-attr]
             )
-        function.trust_input = True  # PyTensor need not check the inputs of each call
-        return function
 
-    def _spare_the_compiler(self, operations: int) -> None:
-        """Interpret a large graph unless the user has chosen what compiles it; say so once."""
-        if self.interpreted or self._announced or operations <= _MANY_OPERATIONS:
-            return
-        self._announced = True
-        why = f"the log density and its derivatives have {operations:,} operations"
-        if self._chosen:
-            what = 'compiling them may take minutes; backend="interpreted" starts sooner'
-        else:
-            self.interpreted, self._kwargs["mode"] = True, interpreted_mode()
-            what = "they are not compiled, which could take minutes; backend= names a compiler"
-        warn(f"{why}: {what}", SlowCompilationWarning)
+    def hessians(self, draws: Array, data: Data = ()) -> Evaluation:
+        """Log density, gradient and Hessian (n, d, d)."""
+        parts = [*self.columns(draws, np.eye(draws.shape[1]), data)]
+        return Evaluation(
+            np.concatenate([part.log_density for part in parts]),
+            np.concatenate([part.gradient for part in parts]),
+            np.concatenate([part.hessian for part in parts]),
+        )
 
+    def mean_hessian(self, draws: Array, data: Data = ()) -> Evaluation:
+        """Log density, gradient and the mean (d, d) of the Hessians."""
+        parts, total = [], np.zeros((draws.shape[1], draws.shape[1]))
+        for part in self.columns(draws, np.eye(draws.shape[1]), data):
+            parts.append(part)
+            total += part.hessian.sum(axis=0)  # type: ignore[union-attr]
+        return Evaluation(
+            np.concatenate([part.log_density for part in parts]),
+            np.concatenate([part.gradient for part in parts]),
+            total / len(draws),
+        )
 
-class Evaluator(Protocol):
-    """Evaluates a log density and its derivatives at draws (n, d)."""
+    def _draws_per_call(self, data: Data) -> int:
+        """Return how many draws are evaluated together."""
+        return 1
 
-    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate log density, gradient and the Hessian that `curvature` asks for."""
-
-
-class Loop:
-    """Calls the function once for each draw."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate one draw after the other."""
-        rows = map(lambda draw, seen: self._function(draw, *seen), draws, data)
-        return _collect(rows, draws, curvature)
+    def _burden(self, data: Data) -> float:
+        """Return the numbers that derivatives nobody asked for add to the work on one draw."""
+        return np.inf
 
 
-class Products:
-    """Calls a function that multiplies the Hessian by a vector, with every unit vector."""
+class Batched(Evaluator):
+    """Evaluates all draws in one call, or in as few as memory allows."""
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
+    @cached_property
+    def _symbols(self) -> dict[str, Any]:
+        """The graph of many draws, with gradient."""
+        graph = self._graph
+        (dim,) = graph.x.type.shape
+        draws = _JAX_DRAWS if self._compiler.on_jax else None
+        many = pt.matrix("draws", shape=(draws, dim), dtype="float64")
+        with pytensor.config.change_flags(traceback__limit=0):
+            single = inline_inner_graphs([graph.checked, graph.smooth])
+            density, smooth = vectorize_graph(single, {graph.x: many})
+            if not density.type.ndim:  # it does not depend on the draw
+                density = density + pt.zeros(many.shape[0])
+            gradient = pytensor.grad(smooth.sum(), many, disconnected_inputs="ignore")
+        return {"draws": many, "density": density, "gradient": gradient}
 
-    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate one draw after the other, and of each the rows of its Hessian."""
-        return _collect(map(self._one, draws, data), draws, curvature)
+    def _build(self, order: int) -> Any:
+        symbols = self._symbols
+        inputs = [symbols["draws"]]
+        outputs = [symbols["density"], symbols["gradient"]][: order + 1]
+        if order == 2:
+            vectors = symbols["draws"].type("vectors")
+            with pytensor.config.change_flags(traceback__limit=0):
+                slope = (symbols["gradient"] * vectors).sum()
+                outputs.append(pytensor.grad(slope, symbols["draws"], disconnected_inputs="ignore"))
+            inputs.append(vectors)
+        return self._compiler.function(outputs, [*inputs, *self._graph.data])
 
-    def _one(self, draw: Array, seen: tuple[Any, ...]) -> tuple[Any, Any, Array]:
-        calls = [self._function(draw, unit, *seen) for unit in np.eye(len(draw))]
-        return calls[0][0], calls[0][1], np.stack([call[2] for call in calls])
+    def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
+        function, n, size = self._function(order), len(inputs[0]), self._draws_per_call(data)
+        if n <= size and not self._compiler.on_jax:
+            return [*function(*inputs, *data)]
+        parts = []
+        for start in range(0, n, size):
+            part = [array[start : start + size] for array in inputs]
+            short = size - len(part[0]) if self._compiler.on_jax else 0
+            if short:
+                part = [np.concatenate([a, np.repeat(a[:1], short, axis=0)]) for a in part]
+            found = function(*part, *data)
+            parts.append([np.asarray(values)[: size - short] for values in found])
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def _draws_per_call(self, data: Data) -> int:
+        if self._compiler.on_jax:
+            return _JAX_DRAWS
+        return max(_NUMBERS_PER_CALL // self._numbers_per_draw(data), 1)
+
+    def _burden(self, data: Data) -> float:
+        if self._has_loops:  # whose derivatives cost a hundred times as much as they do
+            return np.inf
+        return self._numbers_per_draw(data)
+
+    @cached_property
+    def _has_loops(self) -> bool:
+        return operations_in_loops(self._graph.log_density) > 0
+
+    def _numbers_per_draw(self, data: Data) -> int:
+        """Numbers of the largest array that one draw adds to a call.
+
+        Where a length is not known, as that of data which may be replaced, it is taken to be the
+        longest of any array that the model holds, or that is given.
+        """
+        given = max((max(np.shape(value), default=1) for value in data), default=1)
+        longest = max(given, self._longest_held)
+        return max(
+            (prod(longest if n is None else n for n in shape) for shape in self._shapes), default=1
+        )
+
+    @cached_property
+    def _variables(self) -> list[Variable]:
+        return [*ancestors([self._symbols["density"], self._symbols["gradient"]])]
+
+    @property
+    def _longest_held(self) -> int:
+        held = (v for v in self._variables if isinstance(v, SharedVariable | Constant))
+        return max((max(np.shape(value_of(v)), default=1) for v in held), default=1)
+
+    @cached_property
+    def _shapes(self) -> set[tuple[int | None, ...]]:
+        """Shapes of what depends on the draws, without their number, the first and unknown."""
+        shapes = (getattr(v.type, "shape", ()) for v in self._variables if v.owner)
+        return {shape[1:] for shape in shapes if shape and shape[0] is None}
 
 
-class JaxChunks:
-    """Applies ``jax.vmap`` to the function of one draw, for chunks of draws of a fixed size."""
+class Looped(Evaluator):
+    """Evaluates one draw after the other, for graphs that do not vectorise."""
 
-    def __init__(self, function: Any) -> None:
-        jax: Any = import_module("jax")  # an optional extra
-        from pytensor.link.jax.dispatch import jax_funcify
+    def _build(self, order: int) -> Any:
+        graph = self._graph
+        inputs, outputs = [graph.x], [graph.checked]
+        if order:
+            outputs.append(graph.gradient)
+        if order == 2:
+            vector = graph.x.type("vector")
+            with pytensor.config.change_flags(traceback__limit=0):
+                slope = (graph.gradient * vector).sum()
+                outputs.append(pytensor.grad(slope, graph.x, disconnected_inputs="ignore"))
+            inputs.append(vector)
+        return self._compiler.function(outputs, [*inputs, *graph.data])
 
-        self._shared = function.get_shared()
-        axes = (0, *(None for _ in self._shared))
-        self._call = jax.jit(jax.vmap(jax_funcify(function.maker.fgraph), in_axes=axes))
-
-    def __call__(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate chunk by chunk; the function takes no data."""
-        return _collect(self._rows(draws), draws, curvature)
-
-    def _rows(self, draws: Array) -> Iterator[tuple[Any, ...]]:
-        shared = [variable.get_value(borrow=True) for variable in self._shared]
-        for start in range(0, len(draws), _JAX_CHUNK):
-            chunk = draws[start : start + _JAX_CHUNK]
-            padded = np.concatenate([chunk, np.repeat(chunk[:1], _JAX_CHUNK - len(chunk), axis=0)])
-            outputs = [np.asarray(output) for output in self._call(padded, *shared)]
-            yield from zip(*(output[: len(chunk)] for output in outputs), strict=True)
-
-
-def _collect(rows: Iterable[Sequence[Any]], draws: Array, curvature: str) -> Evaluation:
-    n, dim = draws.shape
-    log_density, gradient = np.empty(n), np.empty((n, dim))
-    hessian = None
-    if curvature != "none":
-        hessian = np.empty((n, dim, dim) if curvature == "full" else (n, dim))
-    for i, row in enumerate(rows):
-        log_density[i] = row[0]
-        if len(row) > 1:
-            gradient[i] = row[1]
-        if hessian is not None:
-            hessian[i] = row[2] if curvature == "full" else np.diagonal(row[2])
-    return Evaluation(log_density, gradient, hessian)
+    def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
+        function = self._function(order)
+        rows = [function(*row, *data) for row in zip(*inputs, strict=True)]
+        return [np.array(column) for column in zip(*rows, strict=True)]

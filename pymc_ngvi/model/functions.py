@@ -1,38 +1,50 @@
-"""The compiled functions of a target."""
+"""The functions of a target: how it evaluates draws, and whether it has Hessians."""
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
-from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
-from pymc_ngvi.model.evaluators import Compiler, Data, Evaluator
+from pymc_ngvi.errors import first_line, warn
+from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.hessian import (
-    Hessian,
+    Evaluate,
+    HessianFallbackWarning,
     HessianUnavailableError,
-    find_hessian,
-    operations_in_loops,
+    too_large_to_differentiate,
+    verify,
 )
 from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.variables import value_of
 
-# Before a function of the log density alone is compiled, a function that gives derivatives too
-# serves for so many components of draws; so many numbers of data weigh as much as one component.
-# This is counted and not timed: the same calls then use the same functions on every machine, and
-# give the same bits.
-_WASTE_LIMIT = 2_000_000
-_DATA_PER_COMPONENT = 250
+
+@dataclass(frozen=True)
+class Route:
+    """A way to Hessians that works for a model.
+
+    Attributes
+    ----------
+    name : str
+        "batched", "looped", or "none" where no way works.
+    verified : bool
+        Whether the Hessian was compared with the gradient, which takes a point where both are
+        finite.
+    """
+
+    name: str
+    verified: bool = False
 
 
 class Functions:
     """Log density, gradient and Hessian, by functions that are compiled at their first use.
+
+    All draws of a call see the same rows of data, and are evaluated together. Where an operation of
+    the model does not allow that, they are evaluated one after the other.
 
     Parameters
     ----------
@@ -43,70 +55,109 @@ class Functions:
 
     Attributes
     ----------
-    hessian : Hessian or None
+    route : Route or None
         How Hessians are computed; None before `find_hessian`.
-    wasted : int
-        Cost, in components of draws, of derivatives that were computed and not asked for.
+    looped_because : str
+        Why draws are evaluated one after the other; empty where they are evaluated together.
     """
 
     def __init__(self, graph: Graph, compiler: Compiler, layout: Layout) -> None:
-        self._graph = graph
-        self._compiler = compiler
+        self.graph = graph
+        self.compiler = compiler
         self._layout = layout
-        self._density: Evaluator | None = None
-        self._gradient: Evaluator | None = None
-        self.hessian: Hessian | None = None
-        self.wasted = 0
+        self._evaluators: dict[str, Evaluator] = {
+            "batched": Batched(graph, compiler),
+            "looped": Looped(graph, compiler),
+        }
+        self._name: str | None = None  # of the evaluator that works for first derivatives
+        self.route: Route | None = None
+        self.looped_because = ""
 
-    def find_hessian(self, x: Array, rows: tuple[Any, ...]) -> Hessian:
-        """Compile Hessians and compare them with the gradient at x (d,) and these rows of data."""
-        known = self.hessian
-        self.hessian = find_hessian(self._graph, self._compiler, self._layout, x, rows, known)
-        return self.hessian
+    def find_hessian(self, x: Array, data: Data) -> Route:
+        """Compile Hessians, and compare them with the gradient at x (d,) and these data.
+
+        Warns
+        -----
+        HessianFallbackWarning
+            Where draws are evaluated one after the other, or no Hessian can be had.
+        """
+        self.route = Route("none")
+        if too_large_to_differentiate(self.graph):
+            return self.route
+        for name, what, following in (
+            ("batched", "the Hessian of many draws at a time", "one draw at a time"),
+            ("looped", "the Hessian of one draw at a time", "gradients only"),
+        ):
+            evaluator = self._evaluators[name]
+            try:
+                if name == "batched":
+                    evaluator.check_independence(x, data, order=2)
+                verified = verify(_evaluate_with(evaluator, data), x, self._layout)
+            # An operation that does not vectorise, or has no second derivative, may raise anything.
+            except Exception as error:
+                self.looped_because = first_line(error)
+                warn(
+                    f"{what} is not available for this model ({first_line(error)}); falling back "
+                    f"on {following}",
+                    HessianFallbackWarning,
+                )
+            else:
+                self.route, self._name = Route(name, verified), name
+                break
+        if self.route.name != "looped":
+            self.looped_because = ""
+        return self.route
 
     def evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate at draws (n, d), each with its own of the `data`."""
+        """Evaluate at draws (n, d); the Hessian of each is (d, d), or its diagonal (d,)."""
         if curvature == "none":
-            self._gradient = self._gradient or self._compile("log_density", "gradient")
-            return self._gradient(draws, "none", data)
-        if self.hessian is None or self.hessian.evaluator is None:
+            return self._first(data).gradient(draws, data)
+        found = self._second.hessians(draws, data)
+        if curvature == "diagonal":
+            return replace(found, hessian=np.diagonal(found.hessian, axis1=1, axis2=2).copy())
+        return found
+
+    def average(self, draws: Array, curvature: str, data: Data) -> Evaluation:
+        """Evaluate at draws (n, d), and return the mean of their Hessians."""
+        found = self._second.mean_hessian(draws, data)
+        if curvature == "diagonal":
+            return replace(found, hessian=np.diagonal(found.hessian).copy())
+        return found
+
+    def density(self, draws: Array, data: Data) -> Array:
+        """Evaluate the log density (n,) only."""
+        return self._first(data).density(draws, data)
+
+    @property
+    def _second(self) -> Evaluator:
+        """What evaluates second derivatives."""
+        if self.route is None or self.route.name == "none":
             raise HessianUnavailableError(
                 'the model\'s log density has no second derivatives: use estimator="stein", or an '
                 'estimator that evaluates the target with curvature="none"'
             )
-        return self.hessian.evaluator(draws, curvature, data)
+        return self._evaluators[self.route.name]
 
-    def density(self, draws: Array, data: Data) -> Array:
-        """Evaluate the log density (n,) only, at draws (n, d), each with its own of the `data`."""
-        if self._density is None:
-            richer = self._gradient or (self.hessian and self.hessian.evaluator)
-            self.wasted += len(draws) * self._burden
-            if richer and self.wasted <= _WASTE_LIMIT and not self._costly_derivatives:
-                return richer(draws, "none", data).log_density
-            self._density = self._compile("log_density")
-        return self._density(draws, "none", data).log_density
+    def _first(self, data: Data) -> Evaluator:
+        """Return what evaluates log densities and first derivatives, found by trying."""
+        if self._name is None:
+            self._name = next(self._working(data))
+        return self._evaluators[self._name]
 
-    def _compile(self, *outputs: str) -> Evaluator:
-        graph = self._graph
-        return self._compiler.evaluator(
-            [getattr(graph, output) for output in outputs], [graph.x, *graph.data]
-        )
+    def _working(self, data: Data) -> Iterator[str]:
+        x = np.zeros(self._layout.dim)
+        try:
+            self._evaluators["batched"].check_independence(x, data, order=1)
+        except Exception as error:
+            self.looped_because = first_line(error)
+        else:
+            yield "batched"
+        yield "looped"
 
-    @cached_property
-    def _burden(self) -> int:
-        """Cost of derivatives that nobody asked for, at one draw, in components."""
-        held = (
-            np.size(value_of(variable))
-            for variable in ancestors([self._graph.log_density])
-            if isinstance(variable, Constant | SharedVariable)
-        )
-        return max(self._layout.dim, sum(held) // _DATA_PER_COMPONENT)
 
-    @cached_property
-    def _costly_derivatives(self) -> bool:
-        """Whether to compile a function of the log density alone at once.
+def _evaluate_with(evaluator: Evaluator, data: Data) -> Evaluate:
+    def evaluate(points: Array, curvature: str) -> Evaluation:
+        call = evaluator.gradient if curvature == "none" else evaluator.hessians
+        return call(points, data)
 
-        Interpreted, that takes next to no time; and the Hessian of a loop costs a hundred times as
-        much as the loop.
-        """
-        return self._compiler.interpreted or operations_in_loops(self._graph.log_density) > 0
+    return evaluate

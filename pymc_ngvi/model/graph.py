@@ -1,14 +1,23 @@
-"""The log density of a model and its gradient, as symbolic functions of the flat vector."""
+"""The log density of a model as a symbolic function of the flat vector."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytensor
 import pytensor.tensor as pt
+from pymc.logprob.utils import (
+    local_check_parameter_to_ninf_switch,
+    local_remove_check_parameter,
+)
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scan.op import Scan
 from pytensor.tensor.random.type import RandomType
 
 from pymc_ngvi._compat import lower_named_dims, split_wide_operations
@@ -26,7 +35,11 @@ class Graph:
     x : Variable, (d,)
         The flat vector.
     log_density : Variable, ()
-    gradient : Variable, (d,)
+        As PyMC gives it: with checks of parameters, which raise.
+    checked : Variable, ()
+        The log density, minus infinity where a parameter is not valid.
+    smooth : Variable, ()
+        The log density without those checks, to be differentiated.
     data : tuple of Variable
         Inputs for the rows of a batch or a chunk, of a model that reads batches: the weight of the
         terms that read no feed, then for each feed the weight of its terms and its arrays.
@@ -34,12 +47,18 @@ class Graph:
 
     x: Any
     log_density: Any
-    gradient: Any
+    checked: Any
+    smooth: Any
     data: tuple[Any, ...] = ()
+
+    @cached_property
+    def gradient(self) -> Any:
+        """Gradient (d,) of the log density."""
+        return pytensor.grad(self.smooth, self.x, disconnected_inputs="ignore")
 
 
 def build_graph(terms: Terms, layout: Layout) -> Graph:
-    """Build log density (Jacobian included) and gradient as functions of the flat vector."""
+    """Build the log density (Jacobian included) as a function of the flat vector."""
     x = pt.vector("x", shape=(layout.dim,), dtype="float64")
     # Split, whose gradient is one Join: slices would add up as many padded vectors as variables.
     sizes = [slot.size for slot in layout]
@@ -54,15 +73,27 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
     log_density = log_density.astype("float64")
     _check_deterministic(log_density)
     log_density = split_wide_operations(log_density)
+    smooth = _rewritten(log_density, local_remove_check_parameter)
+    checked = smooth
+    if terms.data.model.check_bounds:
+        checked = _rewritten(log_density, local_check_parameter_to_ninf_switch)
+    graph = Graph(x, log_density, checked, smooth, data)
     try:
-        gradient = pytensor.grad(log_density, x, disconnected_inputs="ignore")
+        graph.gradient  # noqa: B018  to raise before anything is compiled
     except Exception as error:
         ops = ", ".join(_ops_without_gradient(x, log_density)) or first_line(error)
         raise NotImplementedError(
             f"the log density has no gradient: {ops}. Give the Op a `pullback` (`grad` or `L_op` "
             "before PyTensor 3), or write the model without it."
         ) from error
-    return Graph(x, log_density, gradient, data)
+    return graph
+
+
+def _rewritten(output: Any, rewrite: Any) -> Any:
+    """Apply a rewrite to all nodes of a graph, which is not changed."""
+    graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
+    dfs_rewriter(rewrite).rewrite(graph)
+    return graph.outputs[0]
 
 
 def _check_deterministic(log_density: Any) -> None:
@@ -92,3 +123,12 @@ def _ops_without_gradient(x: Any, output: Any) -> list[str]:
         except Exception:
             names.append(str(node.op))
     return list(dict.fromkeys(names))
+
+
+def operations_in_loops(output: Variable) -> int:
+    """Count the operations inside the loops (Scans) of a graph, and inside loops within them."""
+    loops = (node.op for node in io_toposort([], [output]) if isinstance(node.op, Scan))
+    return sum(
+        len(op.fgraph.apply_nodes) + sum(map(operations_in_loops, op.fgraph.outputs))
+        for op in loops
+    )

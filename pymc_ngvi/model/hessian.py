@@ -1,26 +1,17 @@
-"""Hessians of a log density: the ways to build them, and whether what they give is right."""
+"""Hessians of a log density: whether they can be built, and whether what they give is right."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeAlias
 
 import numpy as np
-import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.gradient import jacobian
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import io_toposort
-from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
-from pymc_ngvi.errors import first_line, warn
-from pymc_ngvi.model.evaluators import Compiler, Evaluator, Products
-from pymc_ngvi.model.graph import Graph
+from pymc_ngvi.errors import warn
+from pymc_ngvi.model.graph import Graph, operations_in_loops
 from pymc_ngvi.model.layout import Layout
 
 # The loop of a Kalman filter has a gradient of more than a thousand operations, and its Hessian was
@@ -31,6 +22,10 @@ _MOST_OPERATIONS_IN_LOOPS = 500
 _STEP_TRIALS = 30
 
 
+#: Evaluates points (n, d), with Hessians for "full" and without for "none".
+Evaluate: TypeAlias = Callable[[Array, str], Evaluation]
+
+
 class HessianFallbackWarning(UserWarning):
     """The fastest way to a Hessian does not work for this model, and a slower one is taken."""
 
@@ -39,91 +34,20 @@ class HessianUnavailableError(NotImplementedError):
     """A Hessian was asked for, and the model's log density has no second derivatives."""
 
 
-@dataclass(frozen=True)
-class Hessian:
-    """A way to Hessians that works for a model.
-
-    Attributes
-    ----------
-    route : str
-        "vectorized", "products", "scan", or "none" where no way works.
-    evaluator : Evaluator or None
-        Evaluates log density, gradient and Hessian; None for the route "none".
-    verified : bool
-        Whether the Hessian was compared with the gradient, which takes a point where both are
-        finite.
-    """
-
-    route: str
-    evaluator: Evaluator | None = None
-    verified: bool = False
-
-
-def find_hessian(
-    graph: Graph,
-    compiler: Compiler,
-    layout: Layout,
-    x: Array,
-    data: tuple[Any, ...],
-    known: Hessian | None = None,
-) -> Hessian:
-    """Build, compile and verify Hessians, by the fastest route that works.
-
-    Parameters
-    ----------
-    graph : Graph
-    compiler : Compiler
-    layout : Layout
-        Names the components in messages.
-    x : array, (d,)
-        Where the Hessian is compared with the gradient.
-    data : tuple
-        Rows for the inputs ``graph.data``.
-    known : Hessian, optional
-        What was found before. It is verified again, and only slower routes replace it.
-
-    Warns
-    -----
-    HessianFallbackWarning
-        For each route that does not work.
-    """
+def too_large_to_differentiate(graph: Graph) -> bool:
+    """Whether the gradient has loops of which no second derivative can be built in time; warn."""
     looped = operations_in_loops(graph.gradient)
-    if looped > _MOST_OPERATIONS_IN_LOOPS:
-        warn(
-            f"the gradient of this model has loops of {looped:,} operations, of which no second "
-            "derivative could be built in a reasonable time; falling back on gradients only",
-            HessianFallbackWarning,
-        )
-        return Hessian("none")
-    names = [route for route, _, _ in _ROUTES]
-    first = 0 if known is None else names.index(known.route)
-    for i, (route, build, what) in enumerate(_ROUTES[first:], start=first):
-        try:
-            if known is not None and route == known.route:
-                evaluator = known.evaluator
-            else:
-                evaluator = build(graph, compiler)
-            return Hessian(route, evaluator, verify(evaluator, x, data, layout))
-        except Exception as error:
-            following = _ROUTES[i + 1][2] if i + 1 < len(_ROUTES) else "gradients only"
-            warn(
-                f"{what} is not available for this model ({first_line(error)}); falling back on "
-                f"{following}",
-                HessianFallbackWarning,
-            )
-    return Hessian("none")
-
-
-def operations_in_loops(output: Variable) -> int:
-    """Count the operations inside the loops (Scans) of a graph, and inside loops within them."""
-    loops = (node.op for node in io_toposort([], [output]) if isinstance(node.op, Scan))
-    return sum(
-        len(op.fgraph.apply_nodes) + sum(map(operations_in_loops, op.fgraph.outputs))
-        for op in loops
+    if looped <= _MOST_OPERATIONS_IN_LOOPS:
+        return False
+    warn(
+        f"the gradient of this model has loops of {looped:,} operations, of which no second "
+        "derivative could be built in a reasonable time; falling back on gradients only",
+        HessianFallbackWarning,
     )
+    return True
 
 
-def verify(evaluator: Any, x: Array, data: tuple[Any, ...], layout: Layout) -> bool:
+def verify(evaluate: Evaluate, x: Array, layout: Layout) -> bool:
     """Raise where a Hessian contradicts the gradient near x (d,).
 
     The product of the Hessian with a direction is compared with central differences of the
@@ -136,6 +60,14 @@ def verify(evaluator: Any, x: Array, data: tuple[Any, ...], layout: Layout) -> b
     nothing or finds a contradiction, longer and shorter ones are tried, and for each component the
     one of the smallest error counts.
 
+    Parameters
+    ----------
+    evaluate : callable
+        Maps points (n, d) and "full" or "none" to an evaluation with or without Hessians.
+    x : array, (d,)
+    layout : Layout
+        Names the components in messages.
+
     Returns
     -------
     bool
@@ -143,12 +75,8 @@ def verify(evaluator: Any, x: Array, data: tuple[Any, ...], layout: Layout) -> b
     """
     rng = np.random.default_rng(0)
     shift, direction = 0.1 * rng.standard_normal(len(x)), rng.standard_normal(len(x))
-
-    def evaluate(points: Array) -> Evaluation:
-        return cast(Evaluation, evaluator(points, "full", itertools.repeat(data)))
-
     with np.errstate(all="ignore"):
-        here = evaluate(x[np.newaxis])
+        here = evaluate(x[np.newaxis], "full")
         assert here.hessian is not None
         lengths = _lengths(here.gradient[0], here.hessian[0].diagonal())
         lengths = np.where(np.isfinite(lengths), lengths, 1.0)
@@ -180,7 +108,7 @@ def _lengths(gradient: Array, curvature: Array) -> Array:
 
 
 def _compare(
-    evaluate: Callable[[Array], Evaluation], x: Array, direction: Array, scale: Array
+    evaluate: Evaluate, x: Array, direction: Array, scale: Array
 ) -> tuple[Array, Array, Array] | None:
     """Compare the product of the Hessian and a direction with differences of the gradient.
 
@@ -192,7 +120,7 @@ def _compare(
         The components that contradict each other, the product, and the difference; None where they
         are not finite.
     """
-    here = evaluate(x[np.newaxis])
+    here = evaluate(x[np.newaxis], "full")
     assert here.hessian is not None
     gradient, hessian = here.gradient[0], here.hessian[0]
     product = scale * (hessian @ direction)
@@ -205,7 +133,7 @@ def _compare(
     for step in (1e-2, 1e-1, 1e-3, 1e-4, 1e-5, 1e-6):
         steps = step * np.array([1.0, -1.0, 0.5, -0.5])
         points = x + steps[:, np.newaxis] * direction
-        above, below, half_above, half_below = evaluate(points).gradient
+        above, below, half_above, half_below = evaluate(points, "none").gradient
         fine = scale * (half_above - half_below) / step
         own_error = abs(fine - scale * (above - below) / (2 * step)) + rounding / step
         # A longer step may cross a kink, and be as sure of itself as one that does not.
@@ -278,41 +206,3 @@ def _next_step(proposal: Array, step: Array, too_long: Array, below: Array, abov
     known = (below > 0) & np.isfinite(above)
     other = np.where(known, middle, np.where(too_long, 1e-4, 1e4) * step)
     return np.where((below < proposal) & (proposal < above) & (proposal > 0), proposal, other)
-
-
-def _vectorized(graph: Graph, compiler: Compiler) -> Evaluator:
-    with pytensor.config.change_flags(traceback__limit=0):
-        hessian = jacobian(graph.gradient, graph.x, vectorize=True, disconnected_inputs="ignore")
-    outputs = [graph.log_density, graph.gradient, hessian]
-    return compiler.evaluator(outputs, [graph.x, *graph.data])
-
-
-def _products(graph: Graph, compiler: Compiler) -> Evaluator:
-    vector = pt.vector("vector", shape=graph.x.type.shape, dtype="float64")
-    slope = (graph.gradient * vector).sum()
-    product = pytensor.grad(slope, graph.x, disconnected_inputs="ignore")
-    outputs = [graph.log_density, graph.gradient, product]
-    return Products(compiler.function(outputs, [graph.x, vector, *graph.data]))
-
-
-def _scan(graph: Graph, compiler: Compiler) -> Evaluator:
-    def row(index: Any, gradient: Any, x: Any, *_data: Any) -> Any:
-        return pytensor.grad(gradient[index], x, disconnected_inputs="ignore")
-
-    with pytensor.config.change_flags(traceback__limit=0):
-        hessian = pytensor.scan(
-            row,
-            sequences=[pt.arange(graph.x.type.shape[0])],
-            non_sequences=[graph.gradient, graph.x, *graph.data],
-            return_updates=False,
-        )
-    outputs = [graph.log_density, graph.gradient, hessian]
-    return compiler.evaluator(outputs, [graph.x, *graph.data])
-
-
-# The fastest first: name, what builds it, and what a message calls it.
-_ROUTES: tuple[tuple[str, Callable[[Graph, Compiler], Evaluator], str], ...] = (
-    ("vectorized", _vectorized, "the vectorised Hessian"),
-    ("products", _products, "the Hessian by products with unit vectors"),
-    ("scan", _scan, "the Hessian row by row in a Scan"),
-)

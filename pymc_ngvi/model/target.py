@@ -4,15 +4,14 @@ With T the transform from the unconstrained vector x to the model's variables,
 
 .. math:: f(x) = \log p(T(x), \text{data}) + \log |\det \nabla T(x)|,
 
-and :math:`\nabla f` and :math:`\nabla^2 f` come from PyTensor's automatic differentiation. One
-function of one draw gives all three; it is compiled at its first use.
+and :math:`\nabla f` and :math:`\nabla^2 f` come from PyTensor's automatic differentiation, in
+functions of many draws that are built at their first use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +27,11 @@ from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation, Target
-from pymc_ngvi.model.evaluators import Compiler, Data
-from pymc_ngvi.model.functions import Functions
+from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.evaluators import Data
+from pymc_ngvi.model.functions import Functions, Route
 from pymc_ngvi.model.graph import build_graph
-from pymc_ngvi.model.hessian import Hessian, difference_hessian
+from pymc_ngvi.model.hessian import difference_hessian
 from pymc_ngvi.model.kinks import Kinks
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
@@ -160,7 +160,7 @@ class ModelTarget(Target):
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d)."""
-        return self._functions.density(self._as_draws(draws), itertools.repeat(()))
+        return self._functions.density(self._as_draws(draws), ())
 
     def evaluate(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d).
@@ -170,7 +170,13 @@ class ModelTarget(Target):
         HessianUnavailableError
             Where a Hessian is asked for and the model's operations have no second derivative.
         """
-        return self._evaluate(self._as_draws(draws), curvature, itertools.repeat(()))
+        return self._evaluate(self._as_draws(draws), curvature, ())
+
+    def average(self, draws: Array, curvature: str) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
+        check_choice("curvature", curvature, CURVATURES)
+        self._ensure_hessian()
+        return self._functions.average(self._as_draws(draws), curvature, ())
 
     def _evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         check_choice("curvature", curvature, CURVATURES)
@@ -198,17 +204,24 @@ class ModelTarget(Target):
 
     @property
     def hessian_route(self) -> str:
-        """How Hessians are computed: "vectorized", "products", "scan", or "none" without any.
+        """How Hessians are computed: "batched", "looped" over draws, or "none" without any.
 
         The first use compiles the function and compares its Hessian with differences of the
         gradient; where that fails, the next route is tried, with a
         :class:`~pymc_ngvi.model.hessian.HessianFallbackWarning`.
         """
-        return self._ensure_hessian().route
+        return self._ensure_hessian().name
 
-    def _ensure_hessian(self) -> Hessian:
+    @property
+    def backend(self) -> str:
+        """What evaluates the log density, and how where draws are evaluated one by one."""
+        because = self._functions.looped_because
+        name = self._functions.compiler.name
+        return f"{name}, draw by draw ({because})" if because else name
+
+    def _ensure_hessian(self) -> Route:
         functions = self._functions
-        return functions.hessian or functions.find_hessian(self.initial_point, self._draw_rows())
+        return functions.route or functions.find_hessian(self.initial_point, self._draw_rows())
 
     @property
     def _richest_curvature(self) -> str:
@@ -217,7 +230,7 @@ class ModelTarget(Target):
 
     def difference_hessian(self, x: Array) -> Array:
         """Hessian (d, d) at x (d,) from differences of the gradient, accurate to a few digits."""
-        data = itertools.repeat(self._draw_rows())
+        data = self._draw_rows()
         return difference_hessian(
             lambda points: self._evaluate(self._as_draws(points), "none", data).gradient, x
         )

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pymc_ngvi._compat import pareto_smooth
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.pareto import smooth_ratios
 
 Indices = NDArray[np.intp]
 
@@ -58,7 +58,7 @@ class Importance:
         if (ratios > -_EQUAL).sum() >= min(_BOUND, len(ratios)):
             khat = 0.0
         elif len(ratios) >= _FEWEST:
-            ratios, khat = pareto_smooth(ratios)
+            ratios, khat = smooth_ratios(ratios)
         log_weights[inside] = ratios - logsumexp(ratios)
         return cls(log_weights, khat)
 

@@ -663,7 +663,7 @@ class TestBadInput:
     def test_options(self, regression, options, error, message, monkeypatch):
         """Refused before anything is compiled."""
         monkeypatch.setattr(
-            "pymc_ngvi.model.evaluators.Compiler.function",
+            "pymc_ngvi.model.compiler.Compiler.function",
             lambda *_: pytest.fail("compiled something"),
         )
         with pytest.raises(error, match=message):

@@ -249,6 +249,6 @@ def test_any_value_of_an_option_is_taken_or_refused_by_name(name, value):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr("pymc_ngvi.interface.inference.prepare", stop)
-        patch.setattr("pymc_ngvi.model.evaluators.Compiler.function", stop)
+        patch.setattr("pymc_ngvi.model.compiler.Compiler.function", stop)
         with pytest.raises((Reached, TypeError, ValueError), match=f"compiling begins|{named}"):
             pm.fit(method="ngvi", **keywords)

@@ -53,7 +53,7 @@ def on_disk(folder, **arrays):
 
 def refuse_to_compile(monkeypatch):
     monkeypatch.setattr(
-        "pymc_ngvi.model.evaluators.Compiler.function",
+        "pymc_ngvi.model.compiler.Compiler.function",
         lambda *_: pytest.fail("compiled something"),
     )
 

@@ -18,7 +18,7 @@ from pymc.variational.opvi import ParametrizationError
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_ngvi._compat import PYMC_6, initial_point
-from pymc_ngvi.model import evaluators
+from pymc_ngvi.model import compiler, evaluators
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.target import ModelTarget
 from tests.models import MODELS
@@ -81,7 +81,7 @@ def test_models_with_named_dims_have_hessians():
         scale = dims.HalfNormal("scale", 2, dims="group")
         dims.Potential("together", -3 * (scale**2).sum() / 100**2)
     target = compile_target(model, backend="interpreted")
-    assert target.hessian_route == "vectorized"
+    assert target.hessian_route == "batched"
     x = np.array([[0.2, -0.4]])
     squares = np.exp(2 * x) * (1 / 8 + 3e-4)
     np.testing.assert_allclose(target.evaluate(x, "full").hessian[0], np.diag(-4 * squares[0]))
@@ -169,30 +169,60 @@ def test_functions_are_compiled_lazily_and_once(monkeypatch):
         target.evaluate(draws, "diagonal")
         target.log_density(draws)
         target.check_start(target.initial_point)
-    assert len(compiled) == 2  # of the Hessian, and interpreted a cheap one of the log density
+    assert len(compiled) == 1  # for few draws, the function of the Hessian serves for all
 
 
 def test_a_long_compilation_is_announced_once(monkeypatch):
-    monkeypatch.setattr(evaluators, "_MANY_OPERATIONS", 5)
+    monkeypatch.setattr(compiler, "_MANY_OPERATIONS", 5)
     target = compile_target(MODELS["conjugate_normal"](), compile_kwargs={"mode": "FAST_COMPILE"})
-    with pytest.warns(evaluators.SlowCompilationWarning, match="interpreted"):
+    with pytest.warns(compiler.SlowCompilationWarning, match="interpreted"):
         target.evaluate(np.zeros((1, 1)), "full")
     with warnings.catch_warnings():
-        warnings.simplefilter("error", evaluators.SlowCompilationWarning)
+        warnings.simplefilter("error", compiler.SlowCompilationWarning)
         target.evaluate(np.zeros((1, 1)), "none")
-        target = compile_target(MODELS["conjugate_normal"](), backend="interpreted")
-        target.evaluate(np.zeros((1, 1)), "full")
+        for backend in ("interpreted", "auto"):
+            target = compile_target(MODELS["conjugate_normal"](), backend=backend)
+            target.evaluate(np.zeros((1, 1)), "full")
 
 
-def test_a_large_graph_is_not_compiled_unless_a_backend_is_named(monkeypatch):
-    monkeypatch.setattr(evaluators, "_MANY_OPERATIONS", 5)
+def test_a_function_is_compiled_when_that_has_paid(monkeypatch, tmp_path):
+    """It is interpreted at first; what compiling took is remembered for the next model."""
+    memory = tmp_path / "seconds.json"
+    monkeypatch.setattr(compiler.Compiler, "_memory", memory)
     target = compile_target(MODELS["conjugate_normal"]())
-    with pytest.warns(evaluators.SlowCompilationWarning, match="not compiled"):
-        found = target.evaluate(np.zeros((1, 1)), "full")
-    expected = compile_target(MODELS["conjugate_normal"](), backend="interpreted")
-    np.testing.assert_array_equal(
-        found.hessian, expected.evaluate(np.zeros((1, 1)), "full").hessian
-    )
+    draws = np.linspace(-1, 2, 5)[:, np.newaxis]
+    before = target.evaluate(draws, "full")
+    assert target.backend == "interpreted"
+    assert not memory.exists()
+    monkeypatch.setattr(compiler, "_SECONDS_PER_OPERATION", 0.0)
+    target = compile_target(MODELS["conjugate_normal"]())
+    for _ in range(3):
+        after = target.evaluate(draws, "full")
+    assert target.backend.startswith("interpreted, then")
+    assert compiler._expected_seconds(memory) > 0
+    np.testing.assert_allclose(after.hessian, before.hessian, rtol=1e-12)
+    np.testing.assert_allclose(after.log_density, before.log_density, rtol=1e-12)
+
+
+def test_a_large_graph_stays_interpreted(monkeypatch):
+    monkeypatch.setattr(compiler, "_MANY_OPERATIONS", 5)
+    monkeypatch.setattr(compiler, "_SECONDS_PER_OPERATION", 0.0)
+    target = compile_target(MODELS["conjugate_normal"]())
+    for _ in range(3):
+        target.evaluate(np.zeros((1, 1)), "full")
+    assert target.backend == "interpreted"
+
+
+def test_a_backend_that_fails_is_not_asked_again():
+    calls = []
+
+    def refuse():
+        calls.append(1)
+        raise NotImplementedError("no such operation")
+
+    function = compiler.Adaptive(lambda x: x + 1, refuse, expected=0.0)
+    assert [function(1) for _ in range(4)] == [2] * 4
+    assert len(calls) == 1
 
 
 def test_the_initial_point_is_pymcs_without_the_c_compiler(monkeypatch):
@@ -226,15 +256,41 @@ def test_set_data_takes_effect_after_compiling():
 
 @pytest.mark.parametrize(("rows", "own_function"), [(10, False), (1_000_000, True)])
 def test_densities_of_many_data_have_a_function_of_their_own(rows, own_function):
-    """Derivatives that nobody asked for cost more than compiling, the more data there are."""
+    """Derivatives that nobody asked for cost more, the more data there are."""
     with pm.Model() as model:
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1.0, observed=np.ones(rows))
-    target = compile_target(model, compile_kwargs={"mode": "FAST_COMPILE"})
-    target._functions.wasted = 1_999_000
+    target = compile_target(model, backend="interpreted")
     target.evaluate(np.zeros((1, 1)), "none")
     target.log_density(np.zeros((10, 1)))
-    assert (target._functions._density is not None) == own_function
+    assert (0 in target._functions._evaluators["batched"]._functions) == own_function
+
+
+def test_draws_are_evaluated_in_as_many_calls_as_memory_asks_for(monkeypatch, interpreted):
+    target = interpreted("linear_regression")
+    draws = generic_point(target) + np.linspace(0, 0.1, 20)[:, np.newaxis]
+    whole = target.evaluate(draws, "full")
+    monkeypatch.setattr(evaluators, "_NUMBERS_PER_CALL", 300)
+    parts = target.evaluate(draws, "full")
+    np.testing.assert_allclose(parts.hessian, whole.hessian, rtol=1e-12)
+    np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-12)
+    mean = target.average(draws, "full")
+    np.testing.assert_allclose(mean.hessian, whole.hessian.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(mean.log_density, whole.log_density, rtol=1e-12)
+    diagonal = target.average(draws, "diagonal").hessian
+    np.testing.assert_allclose(diagonal, whole.hessian.mean(axis=0).diagonal(), rtol=1e-12)
+
+
+def test_a_draw_out_of_bounds_spoils_no_other():
+    """PyMC's checks of parameters see one draw each, though draws are evaluated together."""
+    with pm.Model() as model:
+        scale = pm.Normal("scale", 1.0, 1.0)
+        pm.Normal("y", 0.0, scale, observed=[0.3, 0.5])
+    target = compile_target(model, backend="interpreted")
+    density = target.log_density(np.array([[1.0], [-1.0], [2.0]]))
+    assert density[1] == -np.inf
+    assert np.isfinite(density[[0, 2]]).all()
+    np.testing.assert_allclose(density[0], target.log_density(np.array([[1.0]]))[0])
 
 
 @pytest.mark.parametrize("backend", [None, "numba", "c", "jax"])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.results.importance import Importance
 
 
@@ -18,24 +17,6 @@ def test_khat_is_the_shape_of_the_tail(shape):
     # The spread over seeds tells the error of their mean; the prior of the fit pulls towards 0.5.
     error = np.std(khats) / np.sqrt(20)
     assert abs(np.mean(khats) - shape) < 4 * error + 0.03
-
-
-@pytest.mark.parametrize("n", [60, 1000])
-def test_khat_and_weights_are_those_of_arviz(n):
-    log_ratios = np.random.default_rng(n).normal(scale=1.5, size=n)
-    importance = Importance.from_ratios(log_ratios)
-    if PYMC_6:
-        import xarray
-        from arviz_stats.accessors import AzStatsDaAccessor  # noqa: F401
-
-        ratios = xarray.DataArray(-log_ratios[np.newaxis], dims=["chain", "draw"])
-        log_weights, khat = ratios.azstats.psislw()
-    else:
-        import arviz
-
-        log_weights, khat = arviz.psislw(log_ratios)
-    assert importance.khat == pytest.approx(float(khat), rel=1e-12)
-    np.testing.assert_allclose(importance.log_weights, np.ravel(log_weights), rtol=1e-12)
 
 
 def test_large_ratios_get_large_weights():

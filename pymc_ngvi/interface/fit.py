@@ -200,6 +200,7 @@ class Fit:
             result,
             verdict=verdict,
             estimator=getattr(estimator, "name", repr(estimator)),
+            backend=self.prepared.target.backend,
             compile_seconds=self.prepared.seconds,
             fit_seconds=self._seconds["fit"],
             verdict_seconds=self._seconds["verdict"],

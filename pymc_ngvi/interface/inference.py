@@ -42,8 +42,9 @@ class NGVI(Inference):
     ----------
     model : pymc.Model, optional
         Model to fit; by default the model of the context.
-    backend : {None, "numba", "c", "jax", "interpreted"}
-        Backend that evaluates the log density; None is PyTensor's default.
+    backend : {"auto", "numba", "c", "jax", "interpreted"}, optional
+        What evaluates the log density. "interpreted" is NumPy and compiles nothing; "auto", the
+        default, begins so and compiles what proves to cost more time than compiling.
     compile_kwargs : mapping, optional
         Keywords for PyTensor's compilation, as elsewhere in PyMC.
     loader : Loader, optional
@@ -88,7 +89,7 @@ class NGVI(Inference):
         """The approximation, updated by `fit`."""
         start = self._start_of(self._starts[0])
         approx = create_approximation(self.model, start, layout=self._target.layout)
-        approx.loader = self._loader
+        approx.loader, approx.target = self._loader, self._target
         approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
         return approx
 
@@ -211,8 +212,8 @@ class NGVI(Inference):
         another = (backend, compile_kwargs) not in ((None, None), self._compilation)
         if another:
             self._compilation = (backend, compile_kwargs)
-        if another or not self._target.current:
-            self._target = self._build_target()
+        if another or not self._target.is_of(self.model):
+            self.approx.target = self._target = self._build_target()
 
     def _build_target(self) -> ModelTarget:
         backend, compile_kwargs = self._compilation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pymc
 from pymc.variational.opvi import ParametrizationError
@@ -18,6 +19,10 @@ from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.target import CURVATURES, ModelTarget
 from pymc_ngvi.model.terms import Terms
 
+#: Targets in use, so that a second fit of a model builds nothing again. An approximation holds the
+#: target that it was fitted to, and a target its model: a key is not used again while it is here.
+_built: WeakValueDictionary[tuple[Any, ...], ModelTarget] = WeakValueDictionary()
+
 BACKENDS = ("auto", "numba", "c", "jax", "interpreted")
 
 
@@ -31,7 +36,8 @@ def compile_target(
 ) -> ModelTarget:
     """Make a model's log density, gradient and Hessian callable on its flat unconstrained vector.
 
-    This takes a moment only: each function is compiled at its first use.
+    This takes a moment only: each function is built at its first use. A model that was not changed
+    gets the target that it has already.
 
     Parameters
     ----------
@@ -74,13 +80,19 @@ def compile_target(
             "(`pymc_extras.marginalize`, or a mixture distribution such as `pm.Mixture`), or "
             "observe them."
         )
+    key = (id(model), backend, curvature, id(loader))
+    if compile_kwargs is None and (known := _built.get(key)) and known.is_of(model):
+        return known
     compiler = Compiler(
         model, kwargs, interpreted=backend == "interpreted", automatic="mode" not in kwargs
     )
     terms = Terms(find_data(model, loader))
     terms.check()
     kind = BatchTarget if terms.data.feeds else ModelTarget
-    return kind(model, terms, compiler, curvature)
+    target = kind(model, terms, compiler, curvature)
+    if compile_kwargs is None:
+        _built[key] = target
+    return target
 
 
 def _resolve_backend(

@@ -112,17 +112,11 @@ class Functions:
         """Evaluate at draws (n, d); the Hessian of each is (d, d), or its diagonal (d,)."""
         if curvature == "none":
             return self._first(data).gradient(draws, data)
-        found = self._second.hessians(draws, data)
-        if curvature == "diagonal":
-            return replace(found, hessian=np.diagonal(found.hessian, axis1=1, axis2=2).copy())
-        return found
+        return _part(self._second.hessians(draws, data), curvature)
 
     def average(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate at draws (n, d), and return the mean of their Hessians."""
-        found = self._second.mean_hessian(draws, data)
-        if curvature == "diagonal":
-            return replace(found, hessian=np.diagonal(found.hessian).copy())
-        return found
+        return _part(self._second.mean_hessian(draws, data), curvature)
 
     def density(self, draws: Array, data: Data) -> Array:
         """Evaluate the log density (n,) only."""
@@ -161,3 +155,11 @@ def _evaluate_with(evaluator: Evaluator, data: Data) -> Evaluate:
         return call(points, data)
 
     return evaluate
+
+
+def _part(found: Evaluation, curvature: str) -> Evaluation:
+    """Return the evaluation with the part of its Hessians (..., d, d) that was asked for."""
+    assert found.hessian is not None
+    if curvature == "full":
+        return found
+    return replace(found, hessian=np.einsum("...ii->...i", found.hessian).copy())

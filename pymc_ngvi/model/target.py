@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,7 @@ class ModelTarget(Target):
     def __init__(self, model: pymc.Model, terms: Terms, compiler: Compiler, curvature: str) -> None:
         point = initial_point(model)
         self.model = model
+        self._variables = _variables_of(model)
         self.curvature = curvature
         self.layout = Layout(model, point)
         self.dim = self.layout.dim
@@ -136,6 +138,12 @@ class ModelTarget(Target):
     def current(self) -> bool:
         """Whether the data are still those in the model's containers."""
         return self._data.current
+
+    def is_of(self, model: pymc.Model) -> bool:
+        """Whether this is still the target of a model: its variables and data are the same."""
+        mine, now = self._variables, _variables_of(model)
+        same = len(mine) == len(now) and all(map(operator.is_, mine, now))
+        return model is self.model and same and self.current
 
     def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
         """Prepare for a new fit.
@@ -290,3 +298,10 @@ class ModelTarget(Target):
         ):
             self.model.debug(point)
         return "\n".join([*lines, "", report.getvalue()]).rstrip()
+
+
+def _variables_of(model: pymc.Model) -> list[Any]:
+    """Return what defines the log density of a model: variables, values, transforms, terms."""
+    values = [model.rvs_to_values[variable] for variable in model.basic_RVs]
+    transforms = [model.rvs_to_transforms.get(variable) for variable in model.basic_RVs]
+    return [*model.basic_RVs, *values, *transforms, *model.potentials]

@@ -22,6 +22,7 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup
@@ -66,6 +67,8 @@ class GaussianApproximation:
         What filled data containers of the model with batches.
     loaded : tuple of str
         Names of these containers.
+    target : ModelTarget or None
+        The compiled model that the approximation was fitted to.
 
     Notes
     -----
@@ -98,9 +101,14 @@ class GaussianApproximation:
         self.seed: Any = None
         self.loader: Loader | None = None
         self.loaded: tuple[str, ...] = ()
+        self.target: ModelTarget | None = None
         self._transform: DrawTransform | None = None
         self.set_gaussian(gaussian)
         self.report = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled model is no part of a result: whoever reads it builds what is needed.
+        return self.__dict__ | {"target": None, "_transform": None}
 
     def set_gaussian(self, gaussian: Gaussian) -> None:
         """Replace the approximation by another Gaussian of the same kind.
@@ -339,7 +347,11 @@ class GaussianApproximation:
         loader = self.loader if own else None
         if self._transform is None or not self._transform.matches(model, loader):
             loaded = self.loaded if own else ()
-            self._transform = DrawTransform(model, self.layout, loader, loaded=loaded)
+            target = self.target if own else None
+            known = None if target is None or target.reads_batches else target.log_density
+            self._transform = DrawTransform(
+                model, self.layout, loader, loaded=loaded, log_density=known
+            )
         return self._transform
 
 

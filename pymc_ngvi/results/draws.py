@@ -5,7 +5,7 @@ The densities are those of all the data, also for a model that reads batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -39,6 +39,8 @@ class DrawTransform:
         What fills data containers of the model with batches.
     loaded : sequence of str
         Names of these containers, which are needed even where the loader is not available.
+    log_density : callable, optional
+        The log density of the model at draws (n, d), where something computes it already.
 
     Attributes
     ----------
@@ -54,8 +56,10 @@ class DrawTransform:
         loader: Loader | None = None,
         *,
         loaded: Sequence[str] = (),
+        log_density: Callable[[Array], Array] | None = None,
     ) -> None:
         self.model = model
+        self._log_density = log_density
         self.loaded = tuple(loaded)
         self._loader = loader
         self.layout = layout
@@ -100,6 +104,8 @@ class DrawTransform:
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) of the joint model at draws (n, d), including the Jacobian."""
+        if self._log_density is not None:
+            return self._log_density(draws)
         return self._densities.total(self.layout.unflatten(draws))
 
     def log_likelihood(self, draws: Array) -> Values:

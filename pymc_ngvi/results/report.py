@@ -33,6 +33,9 @@ class Report:
         fitted, this is the start.
     family, estimator : str
         Names of the family and of the estimator.
+    backend : str
+        What evaluated the log density: "interpreted" or the name of a compiler, and with "auto" the
+        time that compiling took, if it paid.
     dim : int
         Number of unconstrained parameters.
     iterations : int
@@ -106,6 +109,7 @@ class Report:
     anchors: int = 0
     notes: tuple[str, ...] = ()
     problem: str = ""
+    backend: str = ""
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
@@ -126,6 +130,7 @@ class Report:
         *,
         verdict: Verdict,
         estimator: str,
+        backend: str,
         compile_seconds: float,
         fit_seconds: float,
         verdict_seconds: float,
@@ -143,7 +148,7 @@ class Report:
         result : Result
             Outcome of its last run.
         verdict : Verdict
-        estimator : str
+        estimator, backend : str
         compile_seconds, fit_seconds, verdict_seconds : float
         starts : sequence of Attempt
         notes : sequence of str
@@ -179,6 +184,7 @@ class Report:
             verdict_passes=judging.rows / max(judging.n_rows, 1),
             anchors=fitting.anchors,
             problem=verdict.problem,
+            backend=backend,
             parameters=verdict.parameters,
         )
 
@@ -216,7 +222,7 @@ class Report:
 
     def _times(self) -> str:
         return (
-            f"compile {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s, "
+            f"build {self.compile_seconds:.1f} s, fit {self.fit_seconds:.2f} s, "
             f"verdict {self.verdict_seconds:.2f} s"
         )
 
@@ -248,6 +254,8 @@ class Report:
         if len(self.starts) > 1:
             rows.append(("starts", self._starts()))
         rows += [("note", note) for note in self.notes]
+        if self.backend:
+            rows.append(("backend", self.backend))
         return [*rows, ("time", self._times())]
 
     def __str__(self) -> str:

@@ -69,13 +69,14 @@ class Factor:
         from pymc_ngvi.core.sparse import kernels
 
         mode = ("plain", "transposed", "inverse", "inverse transposed").index(what)
-        start, index, _ = self.structure.columns_of_factor
-        order, result = self.structure.order, np.empty(rows.shape)
+        start, index, _, _ = self.structure.columns_of_factor
+        order, back = self.structure.order, self.structure.inverse_order
+        result = np.empty(rows.shape)
         for begin in range(0, len(rows), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            x = np.ascontiguousarray(rows[part].T[order])
+            x = np.ascontiguousarray(rows[part][:, order].T)
             kernels.triangular(mode, start, index, self.lower, x)
-            result[part, order] = x.T
+            result[part] = np.ascontiguousarray(x.T)[:, back]
         return result
 
     # The inverse.
@@ -85,7 +86,7 @@ class Factor:
         """Inverse on the pattern of the factor: below the diagonal, and on it."""
         from pymc_ngvi.core.sparse import kernels
 
-        start, index, _ = self.structure.columns_of_factor
+        start, index, _, _ = self.structure.columns_of_factor
         below, diagonal = kernels.selected_inverse(start, index, self.lower, self.pivots)
         return below, diagonal
 
@@ -118,7 +119,7 @@ class Factor:
         """
         from pymc_ngvi.core.sparse import kernels
 
-        start, index, _ = self.structure.columns_of_factor
+        start, index, _, _ = self.structure.columns_of_factor
         spread = kernels.quadratic_forms(
             start, index, other.lower - self.lower, *self.selected_inverse
         )
@@ -187,7 +188,7 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     moved = values + 1j * size * direction
     reference = values[structure.diagonal][structure.order]
     lower, pivots, _, _ = _factorise(structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0]))
-    start, index, _ = structure.columns_of_factor
+    start, index, _, _ = structure.columns_of_factor
     below, diagonal = kernels.selected_inverse(start, index, lower, pivots)
     return _gather(structure, below.imag, diagonal.imag) / size
 
@@ -197,19 +198,17 @@ def _factorise(
 ) -> tuple[Array, Array, int, Array]:
     from pymc_ngvi.core.sparse import kernels
 
-    start, index, place = structure.columns_of_factor
+    start, index, which, place = structure.columns_of_factor
     lower = np.zeros(index.size, values.dtype)
-    off = structure.rows != structure.columns
-    lower[place[off]] = values[off]
+    lower[place] = values[which]
     pivots = values[structure.diagonal][structure.order]
     stopped, raised = kernels.factorise(start, index, lower, pivots, reference, rule)
     return lower, pivots, stopped, raised
 
 
 def _gather(structure: Structure, below: Array, diagonal: Array) -> Array:
-    _, _, place = structure.columns_of_factor
-    off = structure.rows != structure.columns
+    _, _, which, place = structure.columns_of_factor
     values = np.empty(structure.nnz)
-    values[off] = below[place[off]]
+    values[which] = below[place]
     values[structure.diagonal] = diagonal[structure.inverse_order]
     return values

@@ -196,7 +196,7 @@ class Structure:
         return rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data
 
     @cached_property
-    def columns_of_factor(self) -> tuple[Integers, Integers, Integers]:
+    def columns_of_factor(self) -> tuple[Integers, Integers, Integers, Integers]:
         """Pattern of the factor below its diagonal.
 
         Returns
@@ -205,16 +205,13 @@ class Structure:
             Where each column begins.
         index : array of int
             Rows, increasing within a column.
-        place : array of int, (nnz,)
-            Where each value goes: a column for the diagonal, else an entry of `index`.
+        which, place : array of int, (nnz - d,)
+            The values off the diagonal, and the entry of `index` to which each belongs.
         """
         from pymc_ngvi.core.sparse import kernels
 
         order, parent, count = self._tree
         start = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
         row_start, row_index, which = self._rows(order)
-        index, found = kernels.fill_columns(row_start, row_index, parent, start)
-        place = np.empty(self.nnz, np.int64)
-        place[which] = found
-        place[self.diagonal] = self.inverse_order
-        return start, index, place
+        index, place = kernels.fill_columns(row_start, row_index, parent, start)
+        return start, index, which, place

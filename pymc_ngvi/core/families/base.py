@@ -18,11 +18,11 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.families.parameters import (
@@ -33,6 +33,7 @@ from pymc_ngvi.core.families.parameters import (
     standard_normal,
 )
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse.structure import Structure
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 
@@ -48,7 +49,8 @@ class Gaussian(ABC):
 
     #: Word by which `family=` selects it.
     name: ClassVar[str]
-    #: Which part of the target's Hessian an update needs: "full" or "diagonal".
+    #: Which part of the target's Hessian an update needs: "full", "diagonal", or "sparse" for its
+    #: entries on a structure.
     curvature: ClassVar[str]
     #: True where the components are independent.
     factorised: ClassVar[bool]
@@ -65,6 +67,11 @@ class Gaussian(ABC):
     def dim(self) -> int:
         """Number of components d."""
         return int(self.mean.shape[0])
+
+    @classmethod
+    def on(cls, structure: Structure) -> type[Self]:
+        """Return the family for Hessians of a sparse structure: for most, the family itself."""
+        return cls
 
     @classmethod
     def min_draws(cls, dim: int) -> int:
@@ -301,7 +308,7 @@ class Gaussian(ABC):
         mean = expectation.first if cls.has_mean else np.zeros(len(expectation.second))
         return cls.from_mean_covariance(mean, expectation.second - cls.outer(mean))
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays by which a file keeps the member.
 
         `from_arrays` builds the member from them. A family overrides both where mean and precision
@@ -310,7 +317,7 @@ class Gaussian(ABC):
         return {"mean": self.mean, "precision": self.precision}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Build the member whose `arrays` these are; there may be others among them."""
         return cls.from_mean_precision(arrays["mean"], arrays["precision"])
 

@@ -1,8 +1,10 @@
-"""Sparse symmetric matrices: structure, factorisation, and how to find the pattern of a Hessian."""
+"""Sparse symmetric matrices: structure, factorisation, and Hessians from few products."""
 
 from __future__ import annotations
 
+from pymc_ngvi.core.sparse.colouring import Colouring
 from pymc_ngvi.core.sparse.factor import Factor, factorise
+from pymc_ngvi.core.sparse.pattern import find_pattern
 from pymc_ngvi.core.sparse.structure import Structure
 
-__all__ = ["Factor", "Structure", "factorise"]
+__all__ = ["Colouring", "Factor", "Structure", "factorise", "find_pattern"]

@@ -217,3 +217,28 @@ def quadratic_forms(start, index, change, below, diagonal):
             values[index[p]] = 0.0
         spread[j] = total
     return spread
+
+
+@numba.njit(cache=True)
+def distance_two_colours(start, index):
+    """Colour the nodes of a graph so that no two with a common neighbour, or adjacent, agree.
+
+    Each node in turn takes the first colour that is free.
+    """
+    n = start.size - 1
+    colours = np.full(n, -1, np.int64)
+    taken = np.full(n + 1, -1, np.int64)
+    for j in range(n):
+        for p in range(start[j], start[j + 1]):
+            i = index[p]
+            if colours[i] >= 0:
+                taken[colours[i]] = j
+            for q in range(start[i], start[i + 1]):
+                k = index[q]
+                if colours[k] >= 0:
+                    taken[colours[k]] = j
+        free = 0
+        while taken[free] == j:
+            free += 1
+        colours[j] = free
+    return colours

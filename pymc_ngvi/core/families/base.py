@@ -172,6 +172,25 @@ class Gaussian(ABC):
         """
         return self.with_mean(np.zeros(self.dim)).fisher_product(direction)
 
+    def flat_direction(self, hessian: Array, least: float) -> Array | None:
+        """Direction in which a mean Hessian has less curvature than `least` times the precision.
+
+        Parameters
+        ----------
+        hessian : array
+            In the family's representation.
+        least : float
+
+        Returns
+        -------
+        array, (d,), or None
+            The flattest direction, with the length of a standard deviation; None where there is
+            curvature enough in all.
+        """
+        root = self.unwhiten(np.eye(self.dim)) - self.mean
+        values, vectors = np.linalg.eigh(-root @ hessian @ root.T)
+        return np.asarray(vectors[:, 0] @ root) if values[0] < least else None
+
     @abstractmethod
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         r"""Mean Hessian from gradients alone, by Stein's identity.

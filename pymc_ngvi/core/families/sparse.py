@@ -286,6 +286,28 @@ class SparseGaussian(Gaussian):
         weight = np.square(structure.multiplicity)
         return Expectation(self.solve(direction.first), weight * spread * direction.second)
 
+    def flat_direction(self, hessian: Array, least: float) -> Array | None:
+        if factorise(self.structure, -hessian - least * self.precision) is not None:
+            return None
+        if self.dim <= _SMALL:
+            root = self.unwhiten(np.eye(self.dim)) - self.mean
+            dense = root @ self.structure.matrix(-hessian) @ root.T
+            return np.asarray(np.linalg.eigh(dense)[1][:, 0] @ root)
+
+        def curvature(z: Array) -> Array:
+            step = self.factor.solve_transposed(z.reshape(1, -1))[0]
+            return self.factor.solve_root(-self.product(hessian, step)[np.newaxis])[0]
+
+        shape = (self.dim, self.dim)
+        operator = scipy.sparse.linalg.LinearOperator(shape, matvec=curvature, dtype=float)
+        try:
+            _, vectors = scipy.sparse.linalg.eigsh(
+                operator, k=1, which="SA", tol=1e-2, v0=np.ones(self.dim)
+            )
+        except scipy.sparse.linalg.ArpackNoConvergence:
+            return None  # no single direction stands out
+        return np.asarray(self.factor.solve_transposed(vectors.T)[0])
+
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         structure = self.structure
         pull, total = self.factor.multiply(z), np.zeros(structure.nnz)

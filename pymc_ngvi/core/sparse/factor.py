@@ -61,6 +61,10 @@ class Factor:
         """R' times every row (n, d)."""
         return self._apply("transposed", rows) * self.roots
 
+    def solve_root(self, rows: Array) -> Array:
+        """Inverse of R times every row (n, d)."""
+        return self._apply("inverse", rows) / self.roots
+
     def solve_transposed(self, rows: Array) -> Array:
         """Inverse of R' times every row (n, d): draws, where the rows are standard normal."""
         return self._apply("inverse transposed", rows / self.roots)

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pymc as pm
 import pytensor
 import pytest
 
 import pymc_ngvi  # noqa: F401  registers the method
-from pymc_ngvi.core.families import all_families
+from pymc_ngvi.core.families import SparseGaussian, all_families
+from pymc_ngvi.core.sparse import Structure
 
-FAMILIES = list(all_families().values())
+
+class Everywhere(SparseGaussian):
+    """The sparse family on a structure with all entries: it must do what the full family does."""
+
+    @classmethod
+    def of(cls, dim):
+        return cls.on(Structure.full(dim))
+
+
+class Ring(SparseGaussian):
+    """The sparse family on a ring, whose factor has entries that the precision has not."""
+
+    @classmethod
+    def of(cls, dim):
+        return cls.on(Structure(dim, np.arange(dim), np.roll(np.arange(dim), 1)))
+
+
+FAMILIES = [family for family in all_families().values() if family.curvature != "sparse"]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+#: Those that need a structure as well; a test calls :func:`of` to give it to them.
+ALL_FAMILIES = [*FAMILIES, Everywhere, Ring]
+every_family = pytest.mark.parametrize(
+    "family", ALL_FAMILIES, ids=lambda family: vars(family).get("name", family.__name__.lower())
+)
+
+
+def of(family, dim):
+    """Return the family for members of this dimension."""
+    return family.of(dim) if hasattr(family, "of") else family
+
+
+def represent(family, matrix):
+    """Represent a symmetric matrix (d, d) as the family does."""
+    if family.curvature == "full":
+        return matrix
+    return np.diag(matrix).copy() if family.curvature == "diagonal" else family.structure.values(matrix)
 
 
 def fit(model, **options):

@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 # A pivot this small relative to its diagonal entry is rounding error: its reciprocal would be a
 # meaningless variance.
-_SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
+SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
 
 
 def cholesky(matrix: Array) -> Array | None:
@@ -24,7 +24,7 @@ def cholesky(matrix: Array) -> Array | None:
         return None
     pivots = np.square(factor.diagonal())
     # Written so that NaN fails it too.
-    if not np.all(pivots > _SMALLEST_RELATIVE_PIVOT * matrix.diagonal()) or np.isinf(pivots).any():
+    if not np.all(pivots > SMALLEST_RELATIVE_PIVOT * matrix.diagonal()) or np.isinf(pivots).any():
         return None
     return np.asarray(factor)
 

@@ -9,17 +9,17 @@ from pymc_ngvi.core import guards
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.projections import Composition, EigenvalueBounds, Identity
 from pymc_ngvi.errors import DomainError
-from tests.conftest import FAMILIES, each_family
+from tests.conftest import FAMILIES, each_family, every_family, of, represent
 from tests.core.test_families import random_member
 
 
 def estimate(family, curvature):
     """A gradient, and a Hessian with these eigenvalues (a positive one is the wrong curvature)."""
-    hessian = np.diag(curvature) if family.curvature == "full" else np.array(curvature)
+    hessian = represent(of(family, 3), np.diag(curvature))
     return Estimate(np.array([1.0, -2.0, 0.5]), hessian, 0.0, 0.0, 1)
 
 
-@each_family
+@every_family
 @pytest.mark.parametrize("name", guards.GUARDS)
 def test_inside_the_domain_all_are_the_plain_update(family, name):
     q = random_member(family, 3, 1)
@@ -30,7 +30,7 @@ def test_inside_the_domain_all_are_the_plain_update(family, name):
     assert mixed.q.kl(q.mix(concave.gradient, concave.hessian, 0.5)) == pytest.approx(0, abs=1e-25)
 
 
-@each_family
+@every_family
 def test_lin_corrects(family):
     q = random_member(family, 3, 2)
     convex = estimate(family, [50.0, -2.0, 3.0])
@@ -41,13 +41,11 @@ def test_lin_corrects(family):
     assert mixed.q.kl(corrected) < 1e-20
 
 
-@each_family
+@every_family
 @pytest.mark.parametrize("guard", [guards.lin, guards.backtrack])
 def test_an_update_that_only_just_stays_in_the_domain_is_not_taken(family, guard):
     """Its variance would be the reciprocal of a rounding error."""
-    q = family.from_mean_precision(
-        np.zeros(3), np.eye(3) if family.curvature == "full" else np.ones(3)
-    )
+    q = of(family, 3).from_mean_precision(np.zeros(3), represent(of(family, 3), np.eye(3)))
     nearly_singular = estimate(family, [1 - 1e-9, -1.0, -1.0])
     assert q.mix(nearly_singular.gradient, nearly_singular.hessian, 0.5).variance.max() > 1e8
     mixed = guard(q, nearly_singular, 0.5)
@@ -55,7 +53,7 @@ def test_an_update_that_only_just_stays_in_the_domain_is_not_taken(family, guard
     assert mixed.q.variance.max() <= 4
 
 
-@each_family
+@every_family
 def test_log_concave_targets_never_call_the_guard(family):
     q = random_member(family, 3, 6)
     for step_size in (0.01, 0.5, 1.0):
@@ -69,7 +67,7 @@ def test_lin_leaves_the_good_components_of_a_factorised_family_alone():
     np.testing.assert_allclose(mixed.q.precision, [(1 + 9) / 2, 2.0, 5.0])
 
 
-@each_family
+@every_family
 def test_backtrack_shortens_the_step(family):
     q = random_member(family, 3, 3)
     convex = estimate(family, [50.0, -2.0, 3.0])
@@ -80,21 +78,21 @@ def test_backtrack_shortens_the_step(family):
     assert q.mix(convex.gradient, convex.hessian, longer, margin=margin) is None
 
 
-@each_family
+@every_family
 def test_backtrack_gives_up_with_an_explanation(family):
     q = random_member(family, 3, 3)
     with pytest.raises(DomainError, match="rescale the parameters or start elsewhere"):
         guards.backtrack(q, estimate(family, [1e30, 1.0, 1.0]), 1.0)
 
 
-@each_family
+@every_family
 def test_lin_backtracks_where_the_correction_overflows(family):
     q = random_member(family, 3, 3)
     mixed = guards.lin(q, estimate(family, [-1e300, -2.0, 1e3]), 1e-2)
     assert np.isfinite(mixed.q.mean).all()
 
 
-@each_family
+@every_family
 def test_none_fails_and_says_what_to_do(family):
     q = random_member(family, 3, 4)
     with pytest.raises(DomainError, match=r"smallest eigenvalue -\d.*guard='lin'"):
@@ -104,9 +102,7 @@ def test_none_fails_and_says_what_to_do(family):
 @each_family
 def test_none_with_eigenvalue_bounds_is_the_projections_job(family):
     """A precision that went through zero becomes the largest variance allowed, not the smallest."""
-    q = family.from_mean_precision(
-        np.zeros(3), np.eye(3) if family.curvature == "full" else np.ones(3)
-    )
+    q = of(family, 3).from_mean_precision(np.zeros(3), represent(of(family, 3), np.eye(3)))
     bounds = EigenvalueBounds(1e-4, 1e4)
     mixed = guards.get_guard("none", bounds)(q, estimate(family, [3.0, -2.0, -5.0]), 1.0)
     assert mixed.active

@@ -1,4 +1,4 @@
-"""Gaussian exponential families: full covariance, diagonal, centred diagonal."""
+"""Gaussian exponential families: full covariance, sparse precision, diagonal, centred."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pymc_ngvi.core.families.diagonal import (
 )
 from pymc_ngvi.core.families.full import FullGaussian
 from pymc_ngvi.core.families.parameters import Expectation, Natural, standard_normal
+from pymc_ngvi.core.families.sparse import SparseGaussian
 
 __all__ = [
     "CentredDiagonalGaussian",
@@ -22,6 +23,7 @@ __all__ = [
     "FullGaussian",
     "Gaussian",
     "Natural",
+    "SparseGaussian",
     "all_families",
     "get_family",
     "standard_normal",

@@ -18,11 +18,11 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.families.parameters import (
@@ -33,6 +33,7 @@ from pymc_ngvi.core.families.parameters import (
     standard_normal,
 )
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse.structure import Structure
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 
@@ -48,7 +49,8 @@ class Gaussian(ABC):
 
     #: Word by which `family=` selects it.
     name: ClassVar[str]
-    #: Which part of the target's Hessian an update needs: "full" or "diagonal".
+    #: Which part of the target's Hessian an update needs: "full", "diagonal", or "sparse" for its
+    #: entries on a structure.
     curvature: ClassVar[str]
     #: True where the components are independent.
     factorised: ClassVar[bool]
@@ -65,6 +67,11 @@ class Gaussian(ABC):
     def dim(self) -> int:
         """Number of components d."""
         return int(self.mean.shape[0])
+
+    @classmethod
+    def on(cls, structure: Structure) -> type[Self]:
+        """Return the family for Hessians of a sparse structure: for most, the family itself."""
+        return cls
 
     @classmethod
     def min_draws(cls, dim: int) -> int:
@@ -164,6 +171,25 @@ class Gaussian(ABC):
         a positive definite stand-in.
         """
         return self.with_mean(np.zeros(self.dim)).fisher_product(direction)
+
+    def flat_direction(self, hessian: Array, least: float) -> Array | None:
+        """Direction in which a mean Hessian has less curvature than `least` times the precision.
+
+        Parameters
+        ----------
+        hessian : array
+            In the family's representation.
+        least : float
+
+        Returns
+        -------
+        array, (d,), or None
+            The flattest direction, with the length of a standard deviation; None where there is
+            curvature enough in all.
+        """
+        root = self.unwhiten(np.eye(self.dim)) - self.mean
+        values, vectors = np.linalg.eigh(-root @ hessian @ root.T)
+        return np.asarray(vectors[:, 0] @ root) if values[0] < least else None
 
     @abstractmethod
     def stein_hessian(self, z: Array, residual: Array) -> Array:
@@ -301,7 +327,7 @@ class Gaussian(ABC):
         mean = expectation.first if cls.has_mean else np.zeros(len(expectation.second))
         return cls.from_mean_covariance(mean, expectation.second - cls.outer(mean))
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays by which a file keeps the member.
 
         `from_arrays` builds the member from them. A family overrides both where mean and precision
@@ -310,7 +336,7 @@ class Gaussian(ABC):
         return {"mean": self.mean, "precision": self.precision}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Build the member whose `arrays` these are; there may be others among them."""
         return cls.from_mean_precision(arrays["mean"], arrays["precision"])
 

@@ -130,6 +130,11 @@ class FactorisedGaussian(Gaussian):
         mean = self.covariance * (direction.first + 2 * direction.second * self.mean)
         return Expectation(mean, self.symmetrise(change + 2 * mean * self.mean))
 
+    def flat_direction(self, hessian: Array, least: float) -> Array | None:
+        curvature = -hessian * self.variance
+        lowest = curvature.min()
+        return np.where(curvature == lowest, np.sqrt(self.variance), 0.0) if lowest < least else None
+
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         curvature = np.sqrt(self._precision) * (z * residual).mean(axis=0)
         return self.symmetrise(curvature) - self._precision

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.families.base import Gaussian
 from pymc_ngvi.core.families.parameters import Expectation, Natural, as_vector, domain_error
@@ -73,12 +73,12 @@ class FullGaussian(Gaussian):
         factor = cholesky(precision)
         return None if factor is None else type(self)(self.mean, precision, factor)
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         # The precision would have to be factored again, which changes its last bits.
         return {"mean": self.mean, "factor": self.factor}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         mean, factor = arrays["mean"], arrays["factor"]
         if not (np.isfinite([*factor, mean]).all() and (factor.diagonal() > 0).all()):
             raise ValueError("the factor of the precision is not finite with a positive diagonal")

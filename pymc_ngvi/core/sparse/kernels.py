@@ -1,0 +1,244 @@
+"""The loops of the sparse factorisation P = L D L', with L of unit diagonal, compiled by Numba.
+
+Column j of L below the diagonal has its rows at ``index[start[j]:start[j + 1]]``, in increasing
+order, and its values at the same places of an array of their own. The loops that factorise and
+invert take complex values too: the derivative of an analytic function is the imaginary part of its
+value at a point with a tiny imaginary part.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True)
+def elimination_tree(row_start, row_index):
+    """Parents in the elimination tree, and the entries of each column of L below the diagonal.
+
+    Parameters
+    ----------
+    row_start, row_index : array of int64, array of int32
+        Rows of the matrix, left of the diagonal.
+    """
+    n = row_start.size - 1
+    parent = np.full(n, -1, np.int64)
+    count = np.zeros(n, np.int64)
+    seen = np.full(n, -1, np.int64)
+    for k in range(n):
+        seen[k] = k
+        for p in range(row_start[k], row_start[k + 1]):
+            i = np.int64(row_index[p])
+            while seen[i] != k:
+                if parent[i] < 0:
+                    parent[i] = k
+                count[i] += 1
+                seen[i] = k
+                i = parent[i]
+    return parent, count
+
+
+@numba.njit(cache=True)
+def fill_columns(row_start, row_index, parent, start):
+    """Rows of every column of L, and the place of every entry of the matrix among them."""
+    n = row_start.size - 1
+    index = np.empty(start[n], np.int32)
+    place = np.empty(row_index.size, np.int64)
+    end = start[:n].copy()
+    seen = np.full(n, -1, np.int64)
+    for k in range(n):
+        seen[k] = k
+        for p in range(row_start[k], row_start[k + 1]):
+            i = np.int64(row_index[p])
+            while seen[i] != k:
+                index[end[i]] = k
+                end[i] += 1
+                seen[i] = k
+                i = parent[i]
+        for p in range(row_start[k], row_start[k + 1]):
+            place[p] = end[row_index[p]] - 1  # the last row added to the column is k
+    return index, place
+
+
+@numba.njit(cache=True)
+def factorise(start, index, lower, pivots, reference, rule):
+    """Factorise in place; `lower` and `pivots` hold the matrix on the pattern of L.
+
+    A pivot is too small where it does not exceed `rule[0]` times its reference.
+
+    Parameters
+    ----------
+    start, index : arrays
+        Pattern of L.
+    lower, pivots : arrays
+    reference : array, (n,)
+        Positive.
+    rule : array, (4,)
+        Smallest relative pivot; 1 to raise smaller ones or 0 to stop at them; the smallest
+        relative value to raise to; and the shift s of the value to raise to, abs(pivot + s) - s.
+
+    Returns
+    -------
+    stopped : int
+        Column of the first pivot that was too small; -1 where there is none.
+    raised : array, (n,)
+        What was added to the pivots.
+    """
+    n = start.size - 1
+    column = np.zeros_like(pivots)
+    raised = np.zeros(n)
+    at = np.empty(n, np.int64)
+    waiting = np.full(n, -1, np.int64)  # columns whose next row is this one
+    following = np.empty(n, np.int64)
+    for j in range(n):
+        for p in range(start[j], start[j + 1]):
+            column[index[p]] = lower[p]
+        pivot = pivots[j]
+        k = waiting[j]
+        while k >= 0:
+            later = following[k]
+            p0, p1 = at[k], start[k + 1]
+            factor = lower[p0] * pivots[k]
+            pivot -= lower[p0] * factor
+            for p in range(p0 + 1, p1):
+                column[index[p]] -= lower[p] * factor
+            if p0 + 1 < p1:
+                at[k] = p0 + 1
+                following[k] = waiting[index[p0 + 1]]
+                waiting[index[p0 + 1]] = k
+            k = later
+        if not pivot.real > rule[0] * reference[j] or np.isinf(pivot.real):
+            if rule[1] == 0 or np.isnan(pivot.real):
+                return j, raised
+            # Large multipliers would carry what is wrong here on to the columns after it.
+            value = max(abs(pivot.real + rule[3]) - rule[3], rule[2] * reference[j])
+            for p in range(start[j], start[j + 1]):
+                ratio = np.sqrt(reference[j] / reference[index[p]])
+                value = max(value, abs(column[index[p]]) * ratio)
+            raised[j] = value - pivot.real
+            pivot += raised[j]
+        pivots[j] = pivot
+        inverse = 1 / pivot
+        for p in range(start[j], start[j + 1]):
+            lower[p] = column[index[p]] * inverse
+        if start[j] < start[j + 1]:
+            at[j] = start[j]
+            following[j] = waiting[index[start[j]]]
+            waiting[index[start[j]]] = j
+    return -1, raised
+
+
+@numba.njit(cache=True)
+def triangular(mode, start, index, lower, x):
+    """Apply L (mode 0), its transpose (1), or the inverse of L (2) or of its transpose (3).
+
+    Parameters
+    ----------
+    mode : int
+    start, index, lower : arrays
+        L, without its unit diagonal.
+    x : array, (n, m)
+        Overwritten.
+    """
+    n, m = x.shape
+    forward = mode == 1 or mode == 2
+    for k in range(n):
+        j = k if forward else n - 1 - k
+        for p in range(start[j], start[j + 1]):
+            i, value = index[p], lower[p]
+            if mode == 0:
+                for r in range(m):
+                    x[i, r] += value * x[j, r]
+            elif mode == 1:
+                for r in range(m):
+                    x[j, r] += value * x[i, r]
+            elif mode == 2:
+                for r in range(m):
+                    x[i, r] -= value * x[j, r]
+            else:
+                for r in range(m):
+                    x[j, r] -= value * x[i, r]
+
+
+@numba.njit(cache=True)
+def selected_inverse(start, index, lower, pivots):
+    """Entries of the inverse on the pattern of L, by Takahashi's recursion.
+
+    Returns
+    -------
+    below, diagonal : arrays
+        Below the diagonal at the places of L, and on it.
+    """
+    n = start.size - 1
+    below = np.empty_like(lower)
+    diagonal = np.empty_like(pivots)
+    place = np.full(n, -1, np.int64)
+    for j in range(n - 1, -1, -1):
+        p0, p1 = start[j], start[j + 1]
+        for p in range(p0, p1):
+            place[index[p]] = p
+            below[p] = 0
+        total = 1 / pivots[j]
+        for p in range(p0, p1):
+            k = index[p]
+            factor = lower[p]
+            inner = factor * diagonal[k]
+            for q in range(start[k], start[k + 1]):
+                t = place[index[q]]
+                if t >= 0:
+                    inner += lower[t] * below[q]
+                    below[t] -= factor * below[q]
+            below[p] -= inner
+        for p in range(p0, p1):
+            place[index[p]] = -1
+            total -= lower[p] * below[p]
+        diagonal[j] = total
+    return below, diagonal
+
+
+@numba.njit(cache=True)
+def quadratic_forms(start, index, change, below, diagonal):
+    """Variance of the change of L times x in every column, from the selected inverse."""
+    n = start.size - 1
+    spread = np.zeros(n)
+    values = np.zeros(n)
+    for j in range(n):
+        p0, p1 = start[j], start[j + 1]
+        for p in range(p0, p1):
+            values[index[p]] = change[p]
+        total = 0.0
+        for p in range(p0, p1):
+            k = index[p]
+            inner = 0.0
+            for q in range(start[k], start[k + 1]):
+                inner += values[index[q]] * below[q]
+            total += change[p] * (change[p] * diagonal[k] + 2 * inner)
+        for p in range(p0, p1):
+            values[index[p]] = 0.0
+        spread[j] = total
+    return spread
+
+
+@numba.njit(cache=True)
+def distance_two_colours(start, index):
+    """Colour the nodes of a graph so that no two with a common neighbour, or adjacent, agree.
+
+    Each node in turn takes the first colour that is free.
+    """
+    n = start.size - 1
+    colours = np.full(n, -1, np.int64)
+    taken = np.full(n + 1, -1, np.int64)
+    for j in range(n):
+        for p in range(start[j], start[j + 1]):
+            i = index[p]
+            if colours[i] >= 0:
+                taken[colours[i]] = j
+            for q in range(start[i], start[i + 1]):
+                k = index[q]
+                if colours[k] >= 0:
+                    taken[colours[k]] = j
+        free = 0
+        while taken[free] == j:
+            free += 1
+        colours[j] = free
+    return colours

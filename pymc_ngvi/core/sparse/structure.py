@@ -1,0 +1,217 @@
+"""Where a symmetric sparse matrix has entries, and what its factorisation costs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_ngvi.core.linalg import Array
+
+Integers = NDArray[Any]
+
+
+class Structure:
+    """Pattern of a symmetric sparse matrix, with an order in which its factor stays sparse.
+
+    A matrix on the structure is the vector of its values (nnz,) in the lower triangle, column by
+    column with increasing rows; the diagonal belongs to every structure. The order and the pattern
+    of the factor are found once, when they are first asked for.
+
+    Parameters
+    ----------
+    dim : int
+        Number of rows d.
+    rows, columns : array of int
+        Places of the entries, in either triangle, each once or several times.
+    order : array of int, (d,), optional
+        Order of elimination; by default that of minimum degree, with dense rows last.
+
+    Examples
+    --------
+    >>> chain = Structure(4, [1, 2, 3], [0, 1, 2])
+    >>> chain.nnz, chain.rows, chain.columns
+    (7, array([0, 1, 1, 2, 2, 3, 3]), array([0, 0, 1, 1, 2, 2, 3]))
+    >>> chain.fill
+    7
+    """
+
+    def __init__(
+        self, dim: int, rows: ArrayLike, columns: ArrayLike, order: ArrayLike | None = None
+    ) -> None:
+        first, second = (np.asarray(indices, np.int64).ravel() for indices in (rows, columns))
+        if first.shape != second.shape:
+            raise ValueError(f"{first.size} rows and {second.size} columns")
+        if first.size and not (0 <= min(first.min(), second.min()) <= max(first.max(), second.max()) < dim):
+            raise ValueError(f"rows and columns of a structure of {dim} must lie in [0, {dim})")
+        self.dim = int(dim)
+        diagonal = np.arange(dim)
+        low = np.concatenate([diagonal, np.minimum(first, second)])
+        high = np.concatenate([diagonal, np.maximum(first, second)])
+        # Transposed, so that SciPy sorts by columns; adding duplicates leaves each place once.
+        pattern = scipy.sparse.csr_array((np.ones(low.size, np.int8), (low, high)), (dim, dim))
+        pattern.sum_duplicates()
+        #: Where each column begins among the values: the places of the diagonal.
+        self.start: Integers = pattern.indptr.astype(np.int64)
+        self.rows: Integers = pattern.indices.astype(np.int64)
+        self.columns: Integers = np.repeat(diagonal, np.diff(self.start))
+        self._given_order = None if order is None else np.asarray(order, np.int64)
+        if self._given_order is not None and not np.array_equal(np.sort(self._given_order), diagonal):
+            raise ValueError(f"the order is no permutation of the {dim} rows")
+
+    @classmethod
+    def full(cls, dim: int) -> Structure:
+        """Structure of a matrix with all entries."""
+        return cls(dim, *np.tril_indices(dim))
+
+    def __repr__(self) -> str:
+        return f"Structure(dim={self.dim}, nnz={self.nnz})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Structure, (self.dim, self.rows, self.columns, self.order)
+
+    @property
+    def nnz(self) -> int:
+        """Entries of the lower triangle, with the diagonal."""
+        return int(self.rows.size)
+
+    @property
+    def diagonal(self) -> Integers:
+        """Places of the diagonal entries among the values, (d,)."""
+        return self.start[:-1]
+
+    @cached_property
+    def multiplicity(self) -> Array:
+        """How often each value stands in the whole matrix: 1 on the diagonal, 2 off it, (nnz,)."""
+        twice = np.full(self.nnz, 2.0)
+        twice[self.diagonal] = 1.0
+        return twice
+
+    # Matrices on the structure.
+
+    def values(self, matrix: Array) -> Array:
+        """Values (nnz,) of a symmetric dense or sparse matrix (d, d); the rest is left out."""
+        return np.asarray(matrix[self.rows, self.columns], float).ravel()
+
+    def matrix(self, values: Array) -> scipy.sparse.csr_array:
+        """Sparse matrix (d, d), both triangles, of values (nnz,)."""
+        off = self.rows != self.columns
+        rows = np.concatenate([self.rows, self.columns[off]])
+        columns = np.concatenate([self.columns, self.rows[off]])
+        both = np.concatenate([values, values[off]])
+        return scipy.sparse.csr_array((both, (rows, columns)), (self.dim, self.dim))
+
+    def product(self, values: Array, vector: Array) -> Array:
+        """Matrix times a vector (d,)."""
+        # The lower triangle by columns is the upper one by rows: no copy is made of either.
+        upper = scipy.sparse.csr_array((values, self.rows, self.start), (self.dim, self.dim))
+        return np.asarray(upper @ vector + upper.T @ vector - values[self.diagonal] * vector)
+
+    # The factor.
+
+    @property
+    def order(self) -> Integers:
+        """Order of elimination, (d,)."""
+        return self._tree[0]
+
+    @cached_property
+    def inverse_order(self) -> Integers:
+        """Place of each component in the order of elimination, (d,)."""
+        inverse = np.empty(self.dim, np.int64)
+        inverse[self.order] = np.arange(self.dim)
+        return inverse
+
+    @property
+    def fill(self) -> int:
+        """Entries of the factor, with its diagonal; known before it is computed."""
+        return int(self._tree[2].sum()) + self.dim
+
+    @property
+    def flops(self) -> int:
+        """Multiplications that factorising takes; known before it is done."""
+        heights = self._tree[2].astype(float)
+        return int((heights * (heights + 3) / 2).sum())
+
+    @property
+    def height(self) -> float:
+        """Mean number of entries of a column of the factor, with the diagonal."""
+        return self.fill / self.dim
+
+    @cached_property
+    def _tree(self) -> tuple[Integers, Integers, Integers]:
+        """Order of elimination, parents in the elimination tree, and entries of the columns."""
+        from pymc_ngvi.core.sparse import kernels, ordering
+
+        order = self._minimum_degree() if self._given_order is None else self._given_order
+        rows = self._rows(order)
+        parent, count = kernels.elimination_tree(*rows[:2])
+        if self._given_order is not None:
+            return order, parent, count
+        # What is eliminated together should lie together. This changes no entry of the factor.
+        post = ordering.postorder(parent)
+        place = np.empty(self.dim + 1, np.int64)
+        place[post], place[-1] = np.arange(self.dim), -1
+        return order[post], place[parent[post]], count[post]
+
+    def _minimum_degree(self) -> Integers:
+        from pymc_ngvi.core.sparse import ordering
+
+        off = self.rows != self.columns
+        rows, columns = self.rows[off], self.columns[off]
+        degree = np.bincount(rows, minlength=self.dim) + np.bincount(columns, minlength=self.dim)
+        # Dense rows last: the parameters common to all groups, say. They would only slow down the
+        # search, of which each step looks at every neighbour of a neighbour.
+        dense = degree > max(16.0, 10 * np.sqrt(self.dim))
+        sparse = np.flatnonzero(~dense)
+        number = np.cumsum(~dense) - 1
+        kept = ~(dense[rows] | dense[columns])
+        rows, columns = number[rows[kept]], number[columns[kept]]
+        graph = scipy.sparse.csr_array(
+            (
+                np.ones(2 * rows.size, np.int8),
+                (np.concatenate([rows, columns]), np.concatenate([columns, rows])),
+            ),
+            (sparse.size, sparse.size),
+        )
+        step = ordering.minimum_degree(
+            graph.indptr.astype(np.int64), graph.indices.astype(np.int32)
+        )
+        last = np.flatnonzero(dense)
+        return np.concatenate(
+            [sparse[np.argsort(step, kind="stable")], last[np.argsort(degree[last], kind="stable")]]
+        )
+
+    def _rows(self, order: Integers) -> tuple[Integers, Integers, Integers]:
+        """Rows of the reordered matrix left of the diagonal, and which value each entry is."""
+        inverse = np.empty(self.dim, np.int64)
+        inverse[order] = np.arange(self.dim)
+        off = np.flatnonzero(self.rows != self.columns)
+        first, second = inverse[self.rows[off]], inverse[self.columns[off]]
+        rows = scipy.sparse.csr_array(
+            (off, (np.maximum(first, second), np.minimum(first, second))), (self.dim, self.dim)
+        )
+        return rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data
+
+    @cached_property
+    def columns_of_factor(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Pattern of the factor below its diagonal.
+
+        Returns
+        -------
+        start : array of int, (d + 1,)
+            Where each column begins.
+        index : array of int
+            Rows, increasing within a column.
+        which, place : array of int, (nnz - d,)
+            The values off the diagonal, and the entry of `index` to which each belongs.
+        """
+        from pymc_ngvi.core.sparse import kernels
+
+        order, parent, count = self._tree
+        start = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
+        row_start, row_index, which = self._rows(order)
+        index, place = kernels.fill_columns(row_start, row_index, parent, start)
+        return start, index, which, place

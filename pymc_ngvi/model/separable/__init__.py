@@ -1,0 +1,6 @@
+"""Sums over rows: Hessians of linear predictors at the speed of linear algebra."""
+
+from pymc_ngvi.model.separable.evaluator import RowEvaluator
+from pymc_ngvi.model.separable.separable import CompiledRows, Separable, separate
+
+__all__ = ["CompiledRows", "RowEvaluator", "Separable", "separate"]

@@ -1,0 +1,112 @@
+r"""Row vectors as linear maps of the flat vector, made for repeated products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.model.separable.linear import LinearMap
+
+# Columns of a sparse matrix that are so full, and at least so long, are kept dense.
+_FULL, _LONG = 0.25, 64
+
+
+@dataclass(frozen=True)
+class RowVector:
+    """The affine map x -> offset + D x[columns] + S x, with values for all rows.
+
+    Attributes
+    ----------
+    offset : array, (r,)
+    dense : array, (r, p)
+        D, of p components that most rows depend on.
+    columns : array of int, (p,)
+        These components, in ascending order.
+    sparse : csr_array, (r, d)
+        S.
+    """
+
+    offset: Array
+    dense: Array
+    columns: np.ndarray
+    sparse: Any
+
+    @classmethod
+    def of(cls, linear: LinearMap) -> RowVector:
+        """Sort the columns of a linear map into dense and sparse ones."""
+        matrix, designs = linear.sparse, list(linear.designs)
+        n = linear.size
+        counts = np.bincount(matrix.indices, minlength=linear.dim)
+        full = np.flatnonzero(counts > _FULL * n) if n >= _LONG else np.empty(0, dtype=int)
+        blocks = [design.matrix for design in designs]
+        columns = [design.columns for design in designs]
+        if full.size:
+            by_column = matrix.tocsc()
+            blocks.insert(0, by_column[:, full].toarray())
+            columns.insert(0, full)
+            by_column = by_column @ sparse.diags_array((counts <= _FULL * n).astype(float))
+            matrix = by_column.tocsr()
+            matrix.eliminate_zeros()
+        dense, places = _merge(blocks, columns, n)
+        return cls(linear.offset, dense, places, matrix)
+
+    @classmethod
+    def scalar(cls, linear: LinearMap) -> RowVector:
+        """Return a number that all rows see: one row."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(linear.offset, np.empty((linear.size, 0)), none, linear.tosparse())
+
+    @cached_property
+    def transposed(self) -> Any:
+        """S' in compressed rows."""
+        return self.sparse.T.tocsr()
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """Components that S depends on."""
+        return np.unique(self.sparse.indices)
+
+    def __call__(self, draws: Array) -> Array:
+        """Values (n, r) at draws (n, d)."""
+        return self.apply(draws) + self.offset
+
+    def apply(self, vectors: Array) -> Array:
+        """Multiply vectors (n, d) by the matrix: (n, r)."""
+        if self.columns.size:
+            result = vectors[:, self.columns] @ self.dense.T
+        else:
+            result = np.zeros((len(vectors), len(self.offset)))
+        if self.sparse.nnz:
+            for row, vector in zip(result, vectors, strict=True):
+                row += self.sparse @ vector
+        return result
+
+    def add_transposed(self, rows: Array, to: Array) -> None:
+        """Add the products (n, d) of the transposed matrix with row vectors (n, r)."""
+        if self.columns.size:
+            to[:, self.columns] += rows @ self.dense
+        if self.sparse.nnz:
+            for total, row in zip(to, rows, strict=True):
+                total += self.transposed @ row
+
+
+def _merge(blocks: list[Array], columns: list[np.ndarray], n: int) -> tuple[Array, np.ndarray]:
+    """Put matrices on several components side by side; add columns of the same component."""
+    if not blocks:
+        return np.empty((n, 0)), np.empty(0, dtype=np.int64)
+    places = np.concatenate(columns)
+    if len(blocks) == 1 and (np.diff(places) > 0).all():
+        return blocks[0], places
+    unique, inverse = np.unique(places, return_inverse=True)
+    merged = np.zeros((n, unique.size))
+    start = 0
+    for block in blocks:
+        for column in block.T:
+            merged[:, inverse[start]] += column
+            start += 1
+    return merged, unique

@@ -1,0 +1,1 @@
+def batch_function(node): return None

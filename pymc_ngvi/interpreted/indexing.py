@@ -1,0 +1,1 @@
+def increment_function(node): return None

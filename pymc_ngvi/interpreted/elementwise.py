@@ -19,7 +19,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Cast, Composite, Mul, ScalarOp
 from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.utils import import_func_from_string
-from scipy import special
+import scipy
 
 Array = NDArray[Any]
 
@@ -48,7 +48,9 @@ def array_function(
         return step and partial(_loop, step, is_while=op.is_while)
     if isinstance(op, Composite):
         return _graph_function(op.fgraph)
-    function = _FUNCTIONS.get(type(op))
+    function: Any = _FUNCTIONS.get(type(op))
+    if isinstance(function, str):
+        function = getattr(scipy.special, function)
     spec = getattr(op, "nfunc_spec", None)
     if function is None and spec and spec[1] == len(inputs):
         function = import_func_from_string(spec[0])
@@ -165,45 +167,46 @@ def _round_half_away_from_zero(x: Array) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    return special.zeta(2.0, x)
+    return scipy.special.zeta(2.0, x)
 
 
 def _polygamma(order: Array, x: Array) -> Array:
     order, x = np.asarray(order, float), np.asarray(x, float)
     sign = np.where(order % 2 == 0, -1.0, 1.0)
-    value = sign * special.gamma(order + 1.0) * special.zeta(order + 1.0, x)
-    return np.where(order == 0, special.psi(x), value) if (order == 0).any() else value
+    value = sign * scipy.special.gamma(order + 1.0) * scipy.special.zeta(order + 1.0, x)
+    return np.where(order == 0, scipy.special.psi(x), value) if (order == 0).any() else value
 
 
 def _gammau(k: Array, x: Array) -> Array:
-    return special.gammaincc(k, x) * special.gamma(k)
+    return scipy.special.gammaincc(k, x) * scipy.special.gamma(k)
 
 
 def _gammal(k: Array, x: Array) -> Array:
-    return special.gammainc(k, x) * special.gamma(k)
+    return scipy.special.gammainc(k, x) * scipy.special.gamma(k)
 
 
-_NAMES: dict[str, ArrayFunction] = {
-    "BetaInc": special.betainc,
-    "BetaIncInv": special.betaincinv,
+# A name is that of a function of `scipy.special`, which takes long to import.
+_NAMES: dict[str, ArrayFunction | str] = {
+    "BetaInc": "betainc",
+    "BetaIncInv": "betaincinv",
     "Clip": _clip,
-    "GammaInc": special.gammainc,
-    "GammaIncC": special.gammaincc,
-    "GammaIncCInv": special.gammainccinv,
-    "GammaIncInv": special.gammaincinv,
+    "GammaInc": "gammainc",
+    "GammaIncC": "gammaincc",
+    "GammaIncCInv": "gammainccinv",
+    "GammaIncInv": "gammaincinv",
     "GammaL": _gammal,
     "GammaU": _gammau,
-    "Hyp2F1": special.hyp2f1,
-    "I0": special.i0,
-    "I1": special.i1,
+    "Hyp2F1": "hyp2f1",
+    "I0": "i0",
+    "I1": "i1",
     "Identity": np.array,
-    "Iv": special.iv,
-    "Ive": special.ive,
-    "Jv": special.jv,
-    "Kv": special.kv,
-    "Kve": special.kve,
+    "Iv": "iv",
+    "Ive": "ive",
+    "Jv": "jv",
+    "Kv": "kv",
+    "Kve": "kve",
     "Log1mexp": _log1mexp,
-    "Owens_t": special.owens_t,
+    "Owens_t": "owens_t",
     "PolyGamma": _polygamma,
     "Real": _real,
     "RoundHalfAwayFromZero": _round_half_away_from_zero,
@@ -213,7 +216,7 @@ _NAMES: dict[str, ArrayFunction] = {
 }
 
 # Not every version of PyTensor has each of them.
-_FUNCTIONS: dict[type, ArrayFunction] = {
+_FUNCTIONS: dict[type, ArrayFunction | str] = {
     getattr(module, name): function
     for name, function in _NAMES.items()
     for module in (scalar_basic, scalar_math)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
+import scipy
 
 from pymc_ngvi._compat import pareto_smooth
 from pymc_ngvi.core.linalg import Array
@@ -59,7 +59,7 @@ class Importance:
             khat = 0.0
         elif len(ratios) >= _FEWEST:
             ratios, khat = pareto_smooth(ratios)
-        log_weights[inside] = ratios - logsumexp(ratios)
+        log_weights[inside] = ratios - scipy.special.logsumexp(ratios)
         return cls(log_weights, khat)
 
     def resample(self, n: int, rng: np.random.Generator, *, replace: bool = False) -> Indices:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import ArrayLike
 
 from pymc_ngvi.core import linalg

@@ -56,15 +56,19 @@ def array_function(
         function = import_func_from_string(spec[0])
     if function is None or len(dtypes) > 1:
         return function
-    if isinstance(function, np.ufunc) and _rises(inputs, dtypes[0]):
+    if _rises(inputs, dtypes[0]):
         # NumPy would take small integers to half precision.
-        return partial(function, signature=dtypes[0].char * len(inputs) + "->" + dtypes[0].char)
+        return partial(_in_precision, function, dtypes[0])
     return function
 
 
 def _rises(inputs: Sequence[Variable], dtype: np.dtype[Any]) -> bool:
     """Whether a floating-point result is made of integers alone."""
     return dtype.kind == "f" and all(np.dtype(x.type.dtype).kind in "biu" for x in inputs)
+
+
+def _in_precision(function: ArrayFunction, dtype: np.dtype[Any], *arrays: Array) -> Any:
+    return function(*(np.asarray(array, dtype) for array in arrays))
 
 
 def _cast(x: Array, dtype: np.dtype[Any]) -> Array:

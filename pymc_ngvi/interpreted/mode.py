@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -11,11 +9,9 @@ from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.subtensor import AdvancedIncSubtensor
 
 from pymc_ngvi.interpreted.batches import batch_function
 from pymc_ngvi.interpreted.elementwise import array_function
-from pymc_ngvi.interpreted.indexing import increment_function
 from pymc_ngvi.interpreted.operations import ArrayElemwise, reduction, replace
 
 # Operands that NumPy allows are 32, outputs included.
@@ -73,20 +69,14 @@ def _split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return terms
 
 
-@node_rewriter([Elemwise, CAReduce, Blockwise, AdvancedIncSubtensor])
+@node_rewriter([Elemwise, CAReduce, Blockwise])
 def _on_arrays(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an operation by a function of whole arrays, where one is known."""
     if isinstance(node.op, Elemwise):
         function = array_function(node.op.scalar_op, node.inputs, node.outputs)
-        return function and replace(node, function, ArrayElemwise)
-    finders: dict[type, Any] = {
-        CAReduce: reduction,
-        Blockwise: batch_function,
-        AdvancedIncSubtensor: increment_function,
-    }
-    find = next(find for kind, find in finders.items() if isinstance(node.op, kind))
-    function = find(node)
-    return function and replace(node, function)
+        return replace(node, function, ArrayElemwise) if function else None
+    function = batch_function(node) if isinstance(node.op, Blockwise) else reduction(node)
+    return replace(node, function) if function else None
 
 
 _split_wide, _run_on_arrays = dfs_rewriter(_split), dfs_rewriter(_on_arrays)

@@ -1,1 +1,0 @@
-def increment_function(node): return None

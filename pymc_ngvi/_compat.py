@@ -14,7 +14,7 @@ import pymc
 import xarray
 from numpy.typing import NDArray
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import Mode, get_mode, optdb
+from pytensor.compile.mode import optdb
 from pytensor.compile.ops import ViewOp
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
@@ -22,9 +22,10 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Add, Mul
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
+
+from pymc_ngvi.interpreted.mode import interpreted_mode as interpreted_mode
+from pymc_ngvi.interpreted.mode import split_wide_operations as split_wide_operations
 
 #: True with PyMC 6 and ArviZ 1, False with PyMC 5.28 and ArviZ 0.23.
 PYMC_6 = int(pymc.__version__.split(".")[0]) >= 6
@@ -127,50 +128,6 @@ def initial_point(model: pymc.Model) -> dict[str, np.ndarray]:
     """
     with config.change_flags(cxx=""):
         return dict(model.initial_point(0))
-
-
-def interpreted_mode() -> Mode:
-    """Return the PyTensor mode that runs a graph in NumPy and compiles nothing.
-
-    It is ``FAST_COMPILE`` with the rewrites for numerical stability, without which log(1 + exp(x))
-    overflows where the compiled function does not. NumPy allows 32 operands, and a model may add up
-    a hundred variables: therefore sums and products of many terms are split before the other
-    rewrites, of which the two that would merge them again are left out. PyTensor 2 runs sums and
-    products of more than two terms element by element in Python, so that what is left of them is
-    split into pairs at the very end.
-    """
-    mode = get_mode("FAST_COMPILE").including("stabilize")
-    mode = mode.excluding("local_add_canonizer", "local_mul_canonizer")
-    splits = [(_split_wide, 0), (_split_into_pairs, 200)]
-    return Mode(mode.linker, mode.provided_optimizer.register(*splits))
-
-
-def _splitter(most: int) -> Any:
-    """Rewrite that splits sums and products of more than `most` terms into pairs."""
-
-    def split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
-        operation = node.op.scalar_op
-        if len(node.inputs) <= most or not isinstance(operation, Add | Mul):
-            return None
-        pair = Elemwise(operation)
-        # Small arrays first: the fewest pairs then have the size of the result.
-        terms = sorted(node.inputs, key=lambda term: sum(size != 1 for size in term.type.shape))
-        while len(terms) > 1:
-            pairs = [terms[i : i + 2] for i in range(0, len(terms), 2)]
-            terms = [pair(*two) if len(two) == 2 else two[0] for two in pairs]
-        return terms
-
-    return dfs_rewriter(node_rewriter([Elemwise])(split))
-
-
-_split_wide, _split_into_pairs = _splitter(30), _splitter(2)
-
-
-def split_wide_operations(output: Variable) -> Variable:
-    """Split sums and products of more than 30 terms; to be done before differentiating."""
-    graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
-    _split_wide.rewrite(graph)
-    return graph.outputs[0]
 
 
 def lower_named_dims(outputs: Sequence[Variable]) -> list[Variable]:

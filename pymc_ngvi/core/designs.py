@@ -21,8 +21,7 @@ Several independent sets of draws, the replicates, show by their scatter how lar
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import qmc
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 
@@ -47,8 +46,8 @@ def orthogonal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 def _normal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     if not _uses_sobol(pairs, dim):
         return rng.standard_normal((pairs, dim))
-    points = qmc.Sobol(dim, rng=rng).random_base2((pairs - 1).bit_length())[:pairs]
-    return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
+    points = scipy.stats.qmc.Sobol(dim, rng=rng).random_base2((pairs - 1).bit_length())[:pairs]
+    return np.asarray(scipy.special.ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
 
 
 def _uses_sobol(pairs: int, dim: int) -> bool:

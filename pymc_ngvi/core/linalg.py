@@ -7,8 +7,8 @@ A failed factorisation is an ordinary outcome here, so it returns None instead o
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dgeqrf, dgeqrf_lwork, dpotrf, dtrtri, dtrtrs
 
 Array = NDArray[np.float64]
 
@@ -19,7 +19,7 @@ SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
 
 def cholesky(matrix: Array) -> Array | None:
     """Lower factor L with L L' = matrix, or None where the matrix is not positive definite."""
-    factor, info = dpotrf(matrix, lower=1, clean=1)
+    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=1, clean=1)
     if info != 0:
         return None
     pivots = np.square(factor.diagonal())
@@ -31,13 +31,13 @@ def cholesky(matrix: Array) -> Array | None:
 
 def solve_lower(factor: Array, right: Array, *, transpose: bool = False) -> Array:
     """Solve L x = b, or L' x = b with `transpose`, for one or several right-hand sides (d, k)."""
-    solution, _ = dtrtrs(factor, right, lower=1, trans=int(transpose))
+    solution, _ = scipy.linalg.lapack.dtrtrs(factor, right, lower=1, trans=int(transpose))
     return np.asarray(solution)
 
 
 def inverse_lower(factor: Array) -> Array:
     """Inverse of a lower triangular matrix, itself lower triangular."""
-    inverse, _ = dtrtri(factor, lower=1)
+    inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
     return np.asarray(inverse)
 
 
@@ -46,8 +46,8 @@ def lower_factor_of_gram(root: Array) -> Array:
 
     Forming R' R would square the condition number; the factor found here is as accurate as R.
     """
-    workspace, _ = dgeqrf_lwork(*root.shape)  # LAPACK's minimum is slow
-    packed, _, _, _ = dgeqrf(root, lwork=int(workspace))
+    workspace, _ = scipy.linalg.lapack.dgeqrf_lwork(*root.shape)  # LAPACK's minimum is slow
+    packed, _, _, _ = scipy.linalg.lapack.dgeqrf(root, lwork=int(workspace))
     upper = np.triu(packed)
     signs = np.where(upper.diagonal() < 0, -1.0, 1.0)
     return np.asfortranarray((signs[:, None] * upper).T)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+import scipy
 
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian, Natural
@@ -61,7 +61,7 @@ class SquaredError:
         )
         freedom = self.freedom + shared
         weight = shared / freedom
-        allowed = (accuracy / float(stdtrit(freedom, settings.confidence))) ** 2
+        allowed = (accuracy / float(scipy.special.stdtrit(freedom, settings.confidence))) ** 2
         worst = max(
             float(((1 - weight) * squares + weight * squares.mean()).max())
             for squares in (self.mean, self.log_sd)

@@ -1,4 +1,4 @@
-"""The progress bar of a fit: that of PyMC, with columns of our own."""
+"""The progress of a fit: the bar of PyMC with columns of our own, or lines of text."""
 
 from __future__ import annotations
 
@@ -14,40 +14,56 @@ from pymc_ngvi.core.algorithm import Info, State
 
 
 class ProgressBar:
-    """Shows iteration, ELBO, step size, sample size and evaluations per second of a running fit.
+    """Shows what a fit is doing, from the first second to its end.
+
+    In a terminal or a notebook it is one line: the stage, and once there are iterations their
+    number, ELBO, step size, sample size and evaluations per second. Elsewhere (a log, a pipe) each
+    stage is a line of text on the standard error, once.
 
     Parameters
     ----------
     total : int
         Iterations at most.
     enabled : bool
-        Whether to show the bar. It is shown in a terminal or a notebook only.
+        Whether to show anything.
     theme : rich.theme.Theme
     console : rich.console.Console, optional
-        Console to show the bar in.
+        Console to show it in.
+
+    Examples
+    --------
+    >>> from pymc.progress_bar import default_progress_theme
+    >>> with ProgressBar(100, enabled=False, theme=default_progress_theme) as progress:
+    ...     progress.stage("building")
+    ...     progress.stage("compiling")
     """
 
     def __init__(
         self, total: int, *, enabled: bool, theme: Any, console: Console | None = None
     ) -> None:
-        console = Console(theme=theme) if console is None else console
+        live = Console(theme=theme) if console is None else console
+        is_live = live.is_terminal or live.is_jupyter
+        text = Console(theme=theme, stderr=True) if console is None else console
+        self._lines = text if enabled and not is_live else None
         self._total = total
+        self._stage = ""
+        self._count = 0
+        self._spent: int | None = None
         self._progress = CustomProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} iterations"),
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
-            console=console,
-            disable=not enabled or not (console.is_terminal or console.is_jupyter),
+            console=live,
+            disable=not enabled or not is_live,
         )
 
     def __enter__(self) -> ProgressBar:
         self._progress.__enter__()
-        self._task = self._progress.add_task("Fitting", total=self._total, status="")
+        # Without a total the bar pulses: nobody knows how long building and compiling take.
+        self._task = self._progress.add_task("Starting", total=None, status="")
         self._begin = time.perf_counter()
-        self._spent: int | None = None
         return self
 
     def __exit__(
@@ -58,17 +74,32 @@ class ProgressBar:
     ) -> None:
         if kind is None:  # a fit that stops by itself is complete
             done = self._progress.tasks[0].completed if self._progress.tasks else self._total
-            self._progress.update(self._task, total=done, refresh=True)
+            self._progress.update(self._task, description="Fitted", total=done, refresh=True)
         self._progress.__exit__(kind, error, traceback)
+
+    def stage(self, name: str) -> None:
+        """Show what begins now, such as "building", "compiling" or "judging"."""
+        if name == self._stage:
+            return
+        self._stage = name
+        self._begin = time.perf_counter()
+        # It is drawn at once, before work that may keep Python busy.
+        self._progress.update(self._task, description=name.capitalize(), refresh=True)
+        if self._lines is not None:
+            self._lines.print(f"ngvi: {name}", highlight=False, markup=False)
 
     def update(self, state: State, info: Info) -> None:
         """Show one more iteration."""
-        elapsed = time.perf_counter() - self._begin
         if self._spent is None:
             self._spent = info.evaluations - info.n_samples
-        rate = (info.evaluations - self._spent) / max(elapsed, 1e-9)
+            begin = self._begin  # the first iteration has been running since the stage before it
+            self.stage("fitting")
+            self._begin = begin
+            self._progress.update(self._task, total=self._total)
+        rate = (info.evaluations - self._spent) / max(time.perf_counter() - self._begin, 1e-9)
+        self._count += 1
         status = (
-            f"ELBO {info.elbo:,.3f}  step {info.step_size:.3g}  "
+            f"{self._count} iterations  ELBO {info.elbo:,.3f}  step {info.step_size:.3g}  "
             f"samples {info.n_samples}  {rate:,.0f} evaluations/s"
         )
         if info.passes:

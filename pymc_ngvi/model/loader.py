@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 
 from pymc_ngvi.arguments import check_count, told
 
@@ -211,7 +211,7 @@ def _check_array(name: str, array: Any) -> None:
     if hasattr(array, "iloc"):
         # pandas takes row numbers for labels, or for the names of columns.
         raise TypeError(f"{name} is a pandas {kind}, not an array: give its .to_numpy()")
-    if issparse(array):
+    if scipy.sparse.issparse(array):
         raise TypeError(f"{name} is a sparse {kind}: a Loader reads dense rows only")
     if not np.shape(array):
         raise ValueError(f"{name} has no rows to load batches of: its shape is ()")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.pareto import smooth_ratios
@@ -59,7 +59,7 @@ class Importance:
             khat = 0.0
         elif len(ratios) >= _FEWEST:
             ratios, khat = smooth_ratios(ratios)
-        log_weights[inside] = ratios - logsumexp(ratios)
+        log_weights[inside] = ratios - scipy.special.logsumexp(ratios)
         return cls(log_weights, khat)
 
     def resample(self, n: int, rng: np.random.Generator, *, replace: bool = False) -> Indices:

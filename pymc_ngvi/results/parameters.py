@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from pymc_ngvi.core.linalg import Array
 
@@ -152,7 +152,7 @@ def severity(table: pandas.DataFrame) -> Array:
     """
     if table.empty:
         return np.empty(0)
-    many = -ndtri(_FALSE_ALARM / (4 * len(table)))  # two estimates each, either way
+    many = -scipy.special.ndtri(_FALSE_ALARM / (4 * len(table)))  # two estimates each, either way
     found = []
     for estimate, error, limit in _estimates(table):
         least = (estimate - error) / limit

@@ -1,4 +1,4 @@
-"""The progress bar: what it shows in a terminal, and its silence elsewhere."""
+"""The progress bar: what it shows in a terminal, in a log, and its silence where disabled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def show(*, terminal, enabled=True, fails=False):
     console = Console(file=stream, force_terminal=terminal, width=200, theme=default_progress_theme)
     bar = ProgressBar(10, enabled=enabled, theme=default_progress_theme, console=console)
     with bar:
+        bar.stage("building")
+        bar.stage("compiling")
         for t in range(3):
             bar.update(State(None), info(t))
+        bar.stage("judging")
         if fails:
             raise RuntimeError
     return stream.getvalue()
@@ -34,9 +37,45 @@ def test_terminal_shows_the_fit():
         assert part in shown
 
 
-@pytest.mark.parametrize("arguments", [dict(terminal=False), dict(terminal=True, enabled=False)])
-def test_silence(arguments):
-    assert not show(**arguments).strip()
+def test_terminal_shows_the_stages_in_one_line():
+    shown = show(terminal=True)
+    places = [shown.index(name) for name in ("Building", "Compiling", "Judging", "Fitted")]
+    assert places == sorted(places)
+    assert shown.count("\n") == 1  # at the end: each state is drawn over the one before
+
+
+def test_a_stage_is_shown_when_it_begins():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200, theme=default_progress_theme)
+    with ProgressBar(10, enabled=True, theme=default_progress_theme, console=console) as bar:
+        bar.stage("building")
+        assert "Building" in stream.getvalue()
+        assert "iterations" not in stream.getvalue()
+
+
+def test_a_log_gets_a_line_for_each_stage():
+    lines = ["building", "compiling", "fitting", "judging"]
+    assert show(terminal=False).split("\n")[:-1] == [f"ngvi: {line}" for line in lines]
+
+
+def test_a_stage_named_twice_is_shown_once():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=False, theme=default_progress_theme)
+    with ProgressBar(10, enabled=True, theme=default_progress_theme, console=console) as bar:
+        bar.stage("building")
+        bar.stage("building")
+    assert stream.getvalue() == "ngvi: building\n"
+
+
+def test_a_log_is_on_the_standard_error(capsys):
+    with ProgressBar(10, enabled=True, theme=default_progress_theme) as bar:
+        bar.stage("building")
+    assert capsys.readouterr() == ("", "ngvi: building\n")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_silence(terminal):
+    assert not show(terminal=terminal, enabled=False).strip()
 
 
 def test_an_error_passes():

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.families.base import Gaussian

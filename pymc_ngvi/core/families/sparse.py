@@ -105,7 +105,12 @@ class SparseGaussian(Gaussian):
             return float(np.linalg.eigvalsh(whole.toarray())[0])
         return float(
             scipy.sparse.linalg.eigsh(
-                whole, k=1, which="SA", tol=1e-3, return_eigenvectors=False, v0=np.ones(whole.shape[0])
+                whole,
+                k=1,
+                which="SA",
+                tol=1e-3,
+                return_eigenvectors=False,
+                v0=np.ones(whole.shape[0]),
             )[0]
         )
 
@@ -341,7 +346,10 @@ class SparseGaussian(Gaussian):
         within = self._from_diagonal(np.ones(self.dim))
         if lowest > 0 and factorise(self.structure, self.precision - lowest * within) is None:
             raise _no_eigenvalues()
-        if np.isfinite(highest) and factorise(self.structure, highest * within - self.precision) is None:
+        if (
+            np.isfinite(highest)
+            and factorise(self.structure, highest * within - self.precision) is None
+        ):
             raise _no_eigenvalues()
         return self
 

@@ -191,7 +191,9 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     size = _TINY / max(float(relative.max()), np.finfo(float).tiny)
     moved = values + 1j * size * direction
     reference = values[structure.diagonal][structure.order]
-    lower, pivots, _, _ = _factorise(structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0]))
+    lower, pivots, _, _ = _factorise(
+        structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0])
+    )
     start, index, _, _ = structure.columns_of_factor
     below, diagonal = kernels.selected_inverse(start, index, lower, pivots)
     return _gather(structure, below.imag, diagonal.imag) / size

@@ -191,9 +191,7 @@ class Matrices:
         return self._dependence.of(variable) == AFFINE
 
     def _shape(self, variable: Variable) -> tuple[int, ...]:
-        return (
-            self._maps[variable].shape if variable in self._maps else self._value(variable).shape
-        )
+        return self._maps[variable].shape if variable in self._maps else self._value(variable).shape
 
     def _fill_shape(self, node: Any) -> tuple[int, ...]:
         known = node.outputs[0].type.shape

@@ -114,7 +114,9 @@ class OneRow:
             return self._leaf(self.constants, variable, picks)
         node = variable.owner
         if kind == AFFINE:
-            idle = node and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity)
+            idle = (
+                node and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity)
+            )
             if idle:
                 return self.of(node.inputs[0], picks)
             return self._leaf(self.leaves, variable, picks)
@@ -282,8 +284,7 @@ def _gather(rows: OneRow, node: Any, picks: Picks) -> Variable:
     indices += [slice(None)] * (source.type.ndim - len(indices))
     arrays = [axis for axis, index in enumerate(indices) if not isinstance(index, slice)]
     plain = all(
-        index == slice(None) if isinstance(index, slice) else _is_index(index)
-        for index in indices
+        index == slice(None) if isinstance(index, slice) else _is_index(index) for index in indices
     )
     if not plain or arrays != list(range(arrays[0], arrays[-1] + 1)):
         raise NotSeparableError("indexing of a kind that is not followed")

@@ -1,0 +1,75 @@
+"""Operations on batches at once: the values of PyTensor's own, one member after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.linalg import cholesky, solve_triangular
+
+from pymc_ngvi.interpreted.mode import interpreted_mode
+
+RNG = np.random.default_rng(1)
+FACTORS = np.tril(RNG.normal(size=(5, 4, 4))) + 4 * np.eye(4)
+MATRICES = FACTORS @ FACTORS.swapaxes(-1, -2)
+
+
+def both(one, value, *, replaced=True):
+    """Run the function of one member on a batch, in our mode and in PyTensor's."""
+    single = pt.tensor(shape=value.shape[1:], dtype=value.dtype)
+    many = pt.tensor(shape=(None, *value.shape[1:]), dtype=value.dtype)
+    output = vectorize_graph(one(single), {single: many})
+    ours = pytensor.function([many], output, mode=interpreted_mode())
+    own = pytensor.function([many], output, mode=get_mode("FAST_COMPILE"))
+    left = [node for node in ours.maker.fgraph.apply_nodes if isinstance(node.op, Blockwise)]
+    assert bool(left) != replaced
+    return ours(value), own(value)
+
+
+CASES = {
+    "cholesky": (cholesky, MATRICES),
+    "solve a vector": (lambda m: solve_triangular(m, m[0], lower=True), FACTORS),
+    "solve a matrix": (lambda m: solve_triangular(m, m, lower=True), MATRICES),
+    "solve upper": (lambda m: solve_triangular(m, m.T), MATRICES),
+    "diagonal": (lambda m: pt.diag(m[0]), MATRICES),
+    "diagonal above": (lambda m: pt.diag(m[0], 2), MATRICES),
+    "diagonal below": (lambda m: pt.diag(m[0], -1), MATRICES),
+    "common indices": (lambda m: m[np.array([1, 1, 3]), np.array([0, 2, -1])], MATRICES),
+    "own indices": (lambda m: m[pt.argsort(m[0]), pt.argsort(m[1])], MATRICES),
+    "rows by own indices": (lambda m: m[pt.argsort(m[0])], MATRICES),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_pytensor(name):
+    one, value = CASES[name]
+    ours, own = both(lambda m: one(m) + 0.0, value, replaced="own" not in name)
+    np.testing.assert_allclose(ours, own, rtol=1e-12)
+    assert ours.dtype == own.dtype
+
+
+def test_a_matrix_that_has_no_factor():
+    """What PyTensor does with it is done: an error on one line, NaN on the other."""
+    broken = MATRICES.copy()
+    broken[2] *= -1
+
+    def outcome(run):
+        try:
+            return run()
+        except np.linalg.LinAlgError:
+            return "error"
+
+    x = pt.tensor3("x")
+    y = cholesky(x)
+    results = [
+        outcome(lambda mode=mode: pytensor.function([x], y, mode=mode)(broken))
+        for mode in (interpreted_mode(), get_mode("FAST_COMPILE"))
+    ]
+    if any(isinstance(result, str) for result in results):
+        assert results == ["error", "error"]
+    else:
+        np.testing.assert_allclose(*results, rtol=1e-12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
-from pymc_ngvi.model.evaluators import Data
+from pymc_ngvi.model.evaluators import Data, joined
 from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import MOST_NOISE, FullDensity, ModelTarget, Reading
 
@@ -178,7 +178,7 @@ class BatchTarget(ModelTarget):
             if anchor is not None:
                 here = anchor.control(part, here, self._at_anchor(anchor, data))
             parts.append(here)
-        return _joined(parts)
+        return joined(parts)
 
     def _at_anchor(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         """Evaluate the batches drawn last at the anchor, or recall their evaluation."""
@@ -197,7 +197,7 @@ class BatchTarget(ModelTarget):
     def _evaluate_each(self, draws: Array, curvature: str, data: list[Data]) -> Evaluation:
         """Evaluate each draw on rows of its own."""
         found = [self._evaluate(draws[i : i + 1], curvature, rows) for i, rows in enumerate(data)]
-        return _joined(found)
+        return joined(found)
 
     def average(self, draws: Array, curvature: str) -> Evaluation:
         """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
@@ -276,13 +276,3 @@ class BatchTarget(ModelTarget):
         """Number of rows of a chunk, at most."""
         numbers = max(self.dim, self._data.row_size)
         return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
-
-
-def _joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return evaluations of different draws as one."""
-    hessians = [part.hessian for part in parts if part.hessian is not None]
-    return Evaluation(
-        np.concatenate([part.log_density for part in parts]),
-        np.concatenate([part.gradient for part in parts]),
-        np.concatenate(hessians) if hessians else None,
-    )

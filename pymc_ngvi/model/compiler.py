@@ -195,7 +195,7 @@ class Adaptive:
 
     def __init__(
         self,
-        interpreted: Callable[..., Any],
+        interpreted: Any,
         compile: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]],  # noqa: A002
         expected: float,
     ) -> None:
@@ -203,6 +203,11 @@ class Adaptive:
         self._interpreted = interpreted
         self._compile = compile
         self._left = expected
+
+    @property
+    def maker(self) -> Any:
+        """What PyTensor made the interpreted function from."""
+        return self._interpreted.maker
 
     def __call__(self, *inputs: Any) -> Any:
         """Call whichever function it is now."""

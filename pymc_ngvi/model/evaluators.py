@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -31,6 +32,9 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import inline_inner_graphs
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.sparse.colouring import Colouring
+from pymc_ngvi.core.sparse.pattern import find_pattern
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.graph import Graph, operations_in_loops
@@ -57,6 +61,11 @@ class Evaluator(ABC):
     graph : Graph
     compiler : Compiler
         Compiles each function at its first use.
+
+    Attributes
+    ----------
+    structure : Structure or None
+        Where the Hessian has entries, if that was looked for and it is sparse.
     """
 
     def __init__(self, graph: Graph, compiler: Compiler) -> None:
@@ -64,6 +73,8 @@ class Evaluator(ABC):
         self._compiler = compiler
         self._functions: dict[int, Any] = {}
         self._wasted = 0.0
+        self.structure: Structure | None = None
+        self._colouring: Colouring | None = None
 
     @abstractmethod
     def _build(self, order: int) -> Any:
@@ -130,26 +141,47 @@ class Evaluator(ABC):
                 found.hessian.reshape(len(part), k, -1),  # type: ignore[union-attr]
             )
 
-    def hessians(self, draws: Array, data: Data = ()) -> Evaluation:
-        """Log density, gradient and Hessian (n, d, d)."""
-        parts = [*self.columns(draws, np.eye(draws.shape[1]), data)]
-        return Evaluation(
-            np.concatenate([part.log_density for part in parts]),
-            np.concatenate([part.gradient for part in parts]),
-            np.concatenate([part.hessian for part in parts]),
-        )
+    # Hessians, dense (d, d) or as the values (nnz,) on the structure that was found.
 
-    def mean_hessian(self, draws: Array, data: Data = ()) -> Evaluation:
-        """Log density, gradient and the mean (d, d) of the Hessians."""
-        parts, total = [], np.zeros((draws.shape[1], draws.shape[1]))
-        for part in self.columns(draws, np.eye(draws.shape[1]), data):
-            parts.append(part)
+    def find_structure(self, points: Array, data: Data = ()) -> None:
+        """Look for the entries of the Hessian that are not zero, at points (m, d), two or more."""
+        rng = np.random.default_rng(0)
+
+        def product(at: Array, vectors: Array) -> Array:
+            found = self.products(np.ascontiguousarray(at), vectors, data).hessian
+            assert found is not None
+            return found
+
+        self.structure = find_pattern(product, points, rng)
+        self._colouring = None if self.structure is None else Colouring(self.structure)
+
+    def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
+        """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
+        found = joined([*self.columns(draws, self._seeds, data)])
+        return replace(found, hessian=self._assembled(found.hessian, sparse))
+
+    def mean_hessian(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
+        """Log density, gradient and the mean of the Hessians, (d, d) or (nnz,)."""
+        parts, total = [], np.zeros((1, *self._seeds.shape))
+        for part in self.columns(draws, self._seeds, data):
+            parts.append(replace(part, hessian=None))
             total += part.hessian.sum(axis=0)  # type: ignore[union-attr]
-        return Evaluation(
-            np.concatenate([part.log_density for part in parts]),
-            np.concatenate([part.gradient for part in parts]),
-            total / len(draws),
-        )
+        mean = self._assembled(total / len(draws), sparse)[0]
+        return replace(joined(parts), hessian=mean)
+
+    @property
+    def _seeds(self) -> Array:
+        """Vectors (k, d) whose products with a Hessian tell all of it."""
+        if self._colouring is None:
+            return np.eye(self._graph.x.type.shape[0])
+        return self._colouring.seeds
+
+    def _assembled(self, products: Any, sparse: bool) -> Array:
+        """Make Hessians, dense or sparse, of their products (n, k, d) with the seeds."""
+        if self.structure is None or self._colouring is None:
+            return np.asarray(products)
+        values = self._colouring.recover(products)
+        return values if sparse else dense(self.structure, values)
 
     def _draws_per_call(self, data: Data) -> int:
         """Return how many draws are evaluated together."""
@@ -266,3 +298,21 @@ class Looped(Evaluator):
         function = self._function(order)
         rows = [function(*row, *data) for row in zip(*inputs, strict=True)]
         return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+def joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return evaluations of different draws as one."""
+    hessians = [part.hessian for part in parts if part.hessian is not None]
+    return Evaluation(
+        np.concatenate([part.log_density for part in parts]),
+        np.concatenate([part.gradient for part in parts]),
+        np.concatenate(hessians) if hessians else None,
+    )
+
+
+def dense(structure: Structure, values: Array) -> Array:
+    """Return values (n, nnz) on a structure as symmetric matrices (n, d, d)."""
+    matrices = np.zeros((len(values), structure.dim, structure.dim))
+    matrices[:, structure.rows, structure.columns] = values
+    matrices[:, structure.columns, structure.rows] = values
+    return matrices

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.compiler import Compiler
@@ -17,10 +18,22 @@ from pymc_ngvi.model.hessian import (
     Evaluate,
     HessianFallbackWarning,
     HessianUnavailableError,
+    check_first_order,
     too_large_to_differentiate,
     verify,
 )
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.row_sums import RowSums
+
+# Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
+_FEWEST_SPARSE = 50
+
+# The ways to evaluate draws, the fastest first: a name, and what a message calls it.
+_KINDS: dict[str, tuple[type[Evaluator], str]] = {
+    "rows": (RowSums, "sums over rows"),
+    "batched": (Batched, "many draws at a time"),
+    "looped": (Looped, "one draw at a time"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,7 @@ class Route:
     Attributes
     ----------
     name : str
-        "batched", "looped", or "none" where no way works.
+        "rows", "batched", "looped", or "none" where no way works.
     verified : bool
         Whether the Hessian was compared with the gradient, which takes a point where both are
         finite.
@@ -43,8 +56,9 @@ class Route:
 class Functions:
     """Log density, gradient and Hessian, by functions that are compiled at their first use.
 
-    All draws of a call see the same rows of data, and are evaluated together. Where an operation of
-    the model does not allow that, they are evaluated one after the other.
+    All draws of a call see the same rows of data. A log density that is a sum over rows of data is
+    evaluated by linear algebra, any other by a graph of many draws. Where an operation of the model
+    does not allow that, draws are evaluated one after the other.
 
     Parameters
     ----------
@@ -65,16 +79,13 @@ class Functions:
         self.graph = graph
         self.compiler = compiler
         self._layout = layout
-        self._evaluators: dict[str, Evaluator] = {
-            "batched": Batched(graph, compiler),
-            "looped": Looped(graph, compiler),
-        }
+        self._evaluators: dict[str, Evaluator] = {}
         self._name: str | None = None  # of the evaluator that works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
 
     def find_hessian(self, x: Array, data: Data) -> Route:
-        """Compile Hessians, and compare them with the gradient at x (d,) and these data.
+        """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
 
         Warns
         -----
@@ -84,23 +95,16 @@ class Functions:
         self.route = Route("none")
         if too_large_to_differentiate(self.graph):
             return self.route
-        for name, what, following in (
-            ("batched", "the Hessian of many draws at a time", "one draw at a time"),
-            ("looped", "the Hessian of one draw at a time", "gradients only"),
-        ):
-            evaluator = self._evaluators[name]
+        for name in _KINDS:
             try:
-                if name == "batched":
-                    evaluator.check_independence(x, data, order=2)
+                evaluator = self._evaluator(name)
+                self._check(name, x, data, order=2)
+                if len(x) >= _FEWEST_SPARSE and not data:
+                    evaluator.find_structure(_points_around(x), data)
                 verified = verify(_evaluate_with(evaluator, data), x, self._layout)
             # An operation that does not vectorise, or has no second derivative, may raise anything.
             except Exception as error:
-                self.looped_because = first_line(error)
-                warn(
-                    f"{what} is not available for this model ({first_line(error)}); falling back "
-                    f"on {following}",
-                    HessianFallbackWarning,
-                )
+                self._tell(name, error)
             else:
                 self.route, self._name = Route(name, verified), name
                 break
@@ -108,19 +112,55 @@ class Functions:
             self.looped_because = ""
         return self.route
 
+    def _evaluator(self, name: str) -> Evaluator:
+        if name not in self._evaluators:
+            self._evaluators[name] = _KINDS[name][0](self.graph, self.compiler)
+        return self._evaluators[name]
+
+    def _check(self, name: str, x: Array, data: Data, order: int) -> None:
+        """Raise where an evaluator does not give the log density of each draw."""
+        evaluator = self._evaluator(name)
+        if name == "rows":
+            check_first_order(evaluator, self._evaluator("looped"), x, data)
+        elif name == "batched":
+            evaluator.check_independence(x, data, order)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        """Warn of what is not available; that there are no sums over rows is no news."""
+        self.looped_because = first_line(error)
+        if name != "rows":
+            following = {"batched": "one draw at a time", "looped": "gradients only"}[name]
+            warn(
+                f"the Hessian of {_KINDS[name][1]} is not available for this model "
+                f"({first_line(error)}); falling back on {following}",
+                HessianFallbackWarning,
+            )
+
+    @property
+    def structure(self) -> Structure | None:
+        """Where the Hessian has entries, if it is sparse and that was looked for."""
+        known = self.route is not None and self.route.name != "none"
+        return self._second.structure if known else None
+
     def evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate at draws (n, d); the Hessian of each is (d, d), or its diagonal (d,)."""
+        """Evaluate at draws (n, d), with the part of each Hessian that is asked for."""
         if curvature == "none":
             return self._first(data).gradient(draws, data)
-        return _part(self._second.hessians(draws, data), curvature)
+        found = self._second.hessians(draws, data, sparse=self._is_sparse(curvature))
+        return _part(found, curvature, self.structure)
 
     def average(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate at draws (n, d), and return the mean of their Hessians."""
-        return _part(self._second.mean_hessian(draws, data), curvature)
+        found = self._second.mean_hessian(draws, data, sparse=self._is_sparse(curvature))
+        return _part(found, curvature, self.structure)
 
     def density(self, draws: Array, data: Data) -> Array:
         """Evaluate the log density (n,) only."""
         return self._first(data).density(draws, data)
+
+    def _is_sparse(self, curvature: str) -> bool:
+        """Whether the values on the structure are enough."""
+        return curvature == "sparse" or (curvature == "diagonal" and self.structure is not None)
 
     @property
     def _second(self) -> Evaluator:
@@ -130,36 +170,51 @@ class Functions:
                 'the model\'s log density has no second derivatives: use estimator="stein", or an '
                 'estimator that evaluates the target with curvature="none"'
             )
-        return self._evaluators[self.route.name]
+        return self._evaluator(self.route.name)
 
     def _first(self, data: Data) -> Evaluator:
         """Return what evaluates log densities and first derivatives, found by trying."""
         if self._name is None:
-            self._name = next(self._working(data))
-        return self._evaluators[self._name]
+            self._name = self._find_first(data)
+        return self._evaluator(self._name)
 
-    def _working(self, data: Data) -> Iterator[str]:
+    def _find_first(self, data: Data) -> str:
         x = np.zeros(self._layout.dim)
-        try:
-            self._evaluators["batched"].check_independence(x, data, order=1)
-        except Exception as error:
-            self.looped_because = first_line(error)
-        else:
-            yield "batched"
-        yield "looped"
+        for name in ("rows", "batched"):
+            try:
+                self._check(name, x, data, order=1)
+            except Exception as error:
+                self.looped_because = first_line(error)
+            else:
+                self.looped_because = ""
+                return name
+        return "looped"
+
+
+def _points_around(x: Array) -> Array:
+    """Two points near x (d,), at which no entry of the Hessian should vanish by chance."""
+    return x + 0.1 * np.random.default_rng(1).standard_normal((2, len(x)))
 
 
 def _evaluate_with(evaluator: Evaluator, data: Data) -> Evaluate:
     def evaluate(points: Array, curvature: str) -> Evaluation:
-        call = evaluator.gradient if curvature == "none" else evaluator.hessians
-        return call(points, data)
+        if curvature == "none":
+            return evaluator.gradient(points, data)
+        if evaluator.structure is None:
+            return evaluator.hessians(points, data)
+        found = evaluator.hessians(points, data, sparse=True)
+        assert found.hessian is not None
+        matrices: Any = [evaluator.structure.matrix(values) for values in found.hessian]
+        return replace(found, hessian=matrices)
 
     return evaluate
 
 
-def _part(found: Evaluation, curvature: str) -> Evaluation:
-    """Return the evaluation with the part of its Hessians (..., d, d) that was asked for."""
+def _part(found: Evaluation, curvature: str, structure: Structure | None) -> Evaluation:
+    """Return the evaluation with the part of its Hessians that was asked for."""
     assert found.hessian is not None
-    if curvature == "full":
+    if curvature != "diagonal":
         return found
+    if structure is not None:
+        return replace(found, hessian=found.hessian[..., structure.diagonal])
     return replace(found, hessian=np.einsum("...ii->...i", found.hessian).copy())

@@ -43,6 +43,8 @@ class Graph:
     data : tuple of Variable
         Inputs for the rows of a batch or a chunk, of a model that reads batches: the weight of the
         terms that read no feed, then for each feed the weight of its terms and its arrays.
+    check_bounds : bool
+        Whether the model asks for the checks.
     """
 
     x: Any
@@ -50,6 +52,7 @@ class Graph:
     checked: Any
     smooth: Any
     data: tuple[Any, ...] = ()
+    check_bounds: bool = True
 
     @cached_property
     def gradient(self) -> Any:
@@ -73,11 +76,7 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
     log_density = log_density.astype("float64")
     _check_deterministic(log_density)
     log_density = split_wide_operations(log_density)
-    smooth = _rewritten(log_density, local_remove_check_parameter)
-    checked = smooth
-    if terms.data.model.check_bounds:
-        checked = _rewritten(log_density, local_check_parameter_to_ninf_switch)
-    graph = Graph(x, log_density, checked, smooth, data)
+    graph = with_checks(x, log_density, data, terms.data.model.check_bounds)
     try:
         graph.gradient  # noqa: B018  to raise before anything is compiled
     except Exception as error:
@@ -87,6 +86,14 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
             "before PyTensor 3), or write the model without it."
         ) from error
     return graph
+
+
+def with_checks(x: Any, log_density: Any, data: tuple[Any, ...], check_bounds: bool) -> Graph:
+    """Make the graph of a log density: with checks that make it minus infinity, and without."""
+    smooth = checked = _rewritten(log_density, local_remove_check_parameter)
+    if check_bounds:
+        checked = _rewritten(log_density, local_check_parameter_to_ninf_switch)
+    return Graph(x, log_density, checked, smooth, data, check_bounds)
 
 
 def _rewritten(output: Any, rewrite: Any) -> Any:

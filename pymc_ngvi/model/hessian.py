@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import warn
 from pymc_ngvi.model.graph import Graph, operations_in_loops
 from pymc_ngvi.model.layout import Layout
+
+if TYPE_CHECKING:
+    from pymc_ngvi.model.evaluators import Evaluator
 
 # The loop of a Kalman filter has a gradient of more than a thousand operations, and its Hessian was
 # not built in seven minutes. Those of autoregressions and of GARCH have fewer than a hundred.
@@ -45,6 +48,44 @@ def too_large_to_differentiate(graph: Graph) -> bool:
         HessianFallbackWarning,
     )
     return True
+
+
+def check_first_order(
+    evaluator: Evaluator, reference: Evaluator, x: Array, data: tuple[Any, ...]
+) -> None:
+    """Raise where an evaluator does not give the log density near x (d,), or not its gradient.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    reference : Evaluator
+        Evaluates the log density as PyMC wrote it.
+    x : array, (d,)
+    data : tuple
+    """
+    rng = np.random.default_rng(2)
+    points = np.stack([x, x + 0.1 * rng.standard_normal(len(x))])
+    with np.errstate(all="ignore"):
+        expected = reference.density(points, data)
+        found = evaluator.gradient(points, data)
+        for density in (found.log_density, evaluator.density(points, data)):
+            if not np.allclose(density, expected, rtol=1e-5, atol=1e-6, equal_nan=True):
+                raise ArithmeticError(f"its log density is {density[0]:g}, not {expected[0]:g}")
+        slope, point = found.gradient[1], points[1]
+        if not np.isfinite([expected[1], *slope]).all():
+            return
+        direction = np.sign(slope) / np.maximum(abs(slope), 1e-12)
+        direction *= rng.uniform(0.5, 1.5, len(x)) / len(x)
+        rises = []
+        for step in (1e-1, 1e-2, 1e-3, 1e-4):
+            ends = point + step * np.outer([1.0, -1.0], direction)
+            above, below = reference.density(ends, data)
+            rises.append((above - below) / (2 * step))
+    rise = float(slope @ direction)
+    if np.isfinite(rises).any() and np.nanmin(np.abs(np.array(rises) - rise)) > 1e-2 * abs(rise):
+        raise ArithmeticError(
+            f"its gradient contradicts the log density, {rise:g} to {rises[-1]:g}"
+        )
 
 
 def verify(evaluate: Evaluate, x: Array, layout: Layout) -> bool:

@@ -27,6 +27,7 @@ from pymc_ngvi._compat import initial_point, interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators import Data
@@ -37,7 +38,7 @@ from pymc_ngvi.model.kinks import Kinks
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
 
-CURVATURES = ("full", "diagonal", "none")
+CURVATURES = ("full", "diagonal", "sparse", "none")
 
 
 #: Standard deviation, in nats, that batches may add to the logarithm of an importance ratio.
@@ -212,13 +213,21 @@ class ModelTarget(Target):
 
     @property
     def hessian_route(self) -> str:
-        """How Hessians are computed: "batched", "looped" over draws, or "none" without any.
+        """How Hessians are computed: "rows", "batched", "looped", or "none" without any.
+
+        By sums over rows of data, by products of many draws at a time, or of one draw at a time.
 
         The first use compiles the function and compares its Hessian with differences of the
         gradient; where that fails, the next route is tried, with a
         :class:`~pymc_ngvi.model.hessian.HessianFallbackWarning`.
         """
         return self._ensure_hessian().name
+
+    @property
+    def structure(self) -> Structure | None:
+        """Where the Hessian has entries; None where it is dense, or small, or not available."""
+        self._ensure_hessian()
+        return self._functions.structure
 
     @property
     def backend(self) -> str:

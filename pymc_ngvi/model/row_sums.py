@@ -1,0 +1,124 @@
+"""A log density that is a sum over rows of data, evaluated by linear algebra.
+
+What is no such sum, as the prior of a Cholesky factor, is evaluated by a graph of many draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, dense
+from pymc_ngvi.model.graph import Graph, with_checks
+from pymc_ngvi.model.separable import RowEvaluator, separate
+
+
+class RowSums(Evaluator):
+    """Evaluates sums over rows by their matrices, and what is left by a batched graph.
+
+    Raises `NotImplementedError` where the log density has no such sums.
+    """
+
+    def __init__(self, graph: Graph, compiler: Compiler) -> None:
+        super().__init__(graph, compiler)
+        if compiler.on_jax:
+            raise NotImplementedError("JAX would compile anew for each number of draws and rows")
+        found = separate(graph.x, graph.log_density, graph.data)
+        if not found.terms:
+            reasons = "; ".join(found.reasons)
+            raise NotImplementedError(f"the log density is no sum over rows: {reasons}")
+        self._rows = found.compile(compiler.function)
+        self._rest: Batched | None = None
+        if found.remainder is not None:
+            rest = with_checks(graph.x, found.remainder, graph.data, graph.check_bounds)
+            self._rest = Batched(rest, compiler)
+        self._shared = [
+            variable
+            for variable in ancestors([graph.log_density])
+            if isinstance(variable, SharedVariable)
+        ]
+        self._bound: tuple[Sequence[Any], RowEvaluator] | None = None
+
+    def _evaluator(self, data: Data) -> RowEvaluator:
+        """Return the sums with the data that the model holds now, and with these rows."""
+        now = [*data, *(variable.get_value(borrow=True) for variable in self._shared)]
+        if self._bound is not None:
+            known, evaluator = self._bound
+            if all(mine is other for mine, other in zip(known, now, strict=True)):
+                return evaluator
+        evaluator = self._rows.bind(*data)
+        self._bound = now, evaluator
+        return evaluator
+
+    def density(self, draws: Array, data: Data = ()) -> Array:
+        """Log density (n,)."""
+        total = self._evaluator(data).log_density(draws)
+        return total if self._rest is None else total + self._rest.density(draws, data)
+
+    def gradient(self, draws: Array, data: Data = ()) -> Evaluation:
+        """Log density and gradient."""
+        found = Evaluation(*self._evaluator(data).gradients(draws), None)
+        return found if self._rest is None else _sum(found, self._rest.gradient(draws, data))
+
+    def products(self, draws: Array, vectors: Array, data: Data = ()) -> Evaluation:
+        """Log density, gradient, and the products (n, d) of each Hessian with a vector."""
+        rows = self._evaluator(data)
+        found = Evaluation(*rows.gradients(draws), rows.products(draws, vectors))
+        if self._rest is None:
+            return found
+        return _sum(found, self._rest.products(draws, vectors, data))
+
+    def find_structure(self, points: Array, data: Data = ()) -> None:
+        """Read off where the Hessian has entries."""
+        if self._rest is not None:
+            super().find_structure(points, data)
+            return
+        pattern = self._evaluator(data).pattern
+        self.structure = Structure(pattern.dim, pattern.rows, pattern.columns)
+
+    def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
+        """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
+        return self._second_order(draws, data, sparse, mean=False)
+
+    def mean_hessian(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
+        """Log density, gradient and the mean of the Hessians, (d, d) or (nnz,)."""
+        return self._second_order(draws, data, sparse, mean=True)
+
+    def _second_order(self, draws: Array, data: Data, sparse: bool, *, mean: bool) -> Evaluation:
+        rows = self._evaluator(data)
+        density, gradient, values = (rows.mean_hessian if mean else rows.hessians)(draws)
+        found = Evaluation(density, gradient, values)
+        if self._rest is None:
+            return found if sparse else replace(found, hessian=rows.pattern.dense(values))
+        whole = replace(found, hessian=rows.pattern.dense(values))
+        rest = self._rest.mean_hessian(draws, data) if mean else self._rest.hessians(draws, data)
+        whole = _sum(whole, rest)
+        if not sparse or self.structure is None or whole.hessian is None:
+            return whole
+        at = (..., self.structure.rows, self.structure.columns)
+        return replace(whole, hessian=whole.hessian[at])
+
+    def _build(self, order: int) -> Any:
+        raise AssertionError("sums over rows have functions of their own")
+
+    def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
+        raise AssertionError("sums over rows have functions of their own")
+
+
+def _sum(first: Evaluation, second: Evaluation) -> Evaluation:
+    """Add two log densities with their derivatives."""
+    hessian = None
+    if first.hessian is not None and second.hessian is not None:
+        hessian = first.hessian + second.hessian
+    return Evaluation(
+        first.log_density + second.log_density, first.gradient + second.gradient, hessian
+    )

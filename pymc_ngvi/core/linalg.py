@@ -7,8 +7,8 @@ A failed factorisation is an ordinary outcome here, so it returns None instead o
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 import scipy
+from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 

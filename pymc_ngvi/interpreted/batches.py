@@ -50,9 +50,13 @@ def _solve_triangular(node: Apply) -> ArrayFunction | None:
     core, dtype = node.op.core_op, node.outputs[0].type.dtype
     if dtype != "float64" or getattr(core, "trans", 0) not in (0, "N"):
         return None
-    n_right, lower, unit = core.b_ndim, core.lower, core.unit_diagonal
+    lower, unit = core.lower, core.unit_diagonal
 
-    def solve(matrix: Array, right: Array) -> Array:
+    def solve(matrix: Array, right: Array, n_right: int = core.b_ndim) -> Array:
+        if n_right == 1 and matrix.ndim > 2 and matrix.shape[-3] == 1:
+            # Vectors with one matrix in common are the columns of one right side.
+            columns = solve(matrix[..., 0, :, :], right.swapaxes(-1, -2), 2)
+            return np.ascontiguousarray(columns.swapaxes(-1, -2))
         batch = np.broadcast_shapes(matrix.shape[:-2], right.shape[: right.ndim - n_right])
         core_shape = right.shape[right.ndim - n_right :]
         matrices = np.broadcast_to(matrix, (*batch, *matrix.shape[-2:]))
@@ -72,7 +76,9 @@ def _arange(node: Apply) -> ArrayFunction:
     dtype = node.outputs[0].type.dtype
 
     def arange(start: Array, stop: Array, step: Array) -> Array:
-        if any(values.size == 0 or (values != values.flat[0]).any() for values in (start, stop, step)):
+        if any(
+            values.size == 0 or (values != values.flat[0]).any() for values in (start, stop, step)
+        ):
             raise NotAtOnceError
         one = np.arange(start.flat[0], stop.flat[0], step.flat[0], dtype=dtype)
         batch = np.broadcast_shapes(start.shape, stop.shape, step.shape)
@@ -83,7 +89,9 @@ def _arange(node: Apply) -> ArrayFunction:
 
 def _alloc_diag(node: Apply) -> ArrayFunction | None:
     core = node.op.core_op
-    if (core.axis1, core.axis2) != (0, 1) or node.inputs[0].type.ndim - node.op.batch_ndim(node) > 1:
+    if (core.axis1, core.axis2) != (0, 1) or node.inputs[0].type.ndim - node.op.batch_ndim(
+        node
+    ) > 1:
         return None
 
     def allocate(values: Array) -> Array:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
+import scipy
 from numpy.typing import NDArray
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Cast, Composite, Mul, ScalarOp
 from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.utils import import_func_from_string
-import scipy
 
 Array = NDArray[Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 import scipy
+from numpy.typing import NDArray
 
 from pymc_ngvi._compat import pareto_smooth
 from pymc_ngvi.core.linalg import Array

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas
-from numpy.typing import NDArray
 import scipy
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import Array
 

@@ -45,13 +45,15 @@ def test_no_derivative_is_run_element_by_element(name):
     gradient = pytensor.grad(densities.sum(), many)
     product = pytensor.grad((gradient * vectors).sum(), many)
     inputs, outputs = [many, vectors], [densities, gradient, product]
+    reference = get_mode("FAST_COMPILE").including("stabilize")
     with pytensor.config.change_flags(cxx="", traceback__limit=0):
         ours = pytensor.function(inputs, outputs, mode=interpreted_mode())
-        own = pytensor.function(
-            inputs, outputs, mode=get_mode("FAST_COMPILE").including("stabilize")
-        )
+        own = pytensor.function(inputs, outputs, mode=reference)
     assert not [node for node in ours.maker.fgraph.apply_nodes if isinstance(node.op, Elemwise)]
     rng = np.random.default_rng(1)
     values = 0.3 * rng.normal(size=(5, 6)), rng.normal(size=(5, 6))
     for result, expected in zip(ours(*values), own(*values), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
+        # Some constants, such as the root of 2 in a cumulative normal, have single precision in
+        # PyTensor's graphs or not, as its rewrites go.
+        accuracy = 1e-6 if name == "censored" else 1e-9
+        np.testing.assert_allclose(result, expected, rtol=accuracy, atol=accuracy)

@@ -50,9 +50,13 @@ def _solve_triangular(node: Apply) -> ArrayFunction | None:
     core, dtype = node.op.core_op, node.outputs[0].type.dtype
     if dtype != "float64" or getattr(core, "trans", 0) not in (0, "N"):
         return None
-    n_right, lower, unit = core.b_ndim, core.lower, core.unit_diagonal
+    lower, unit = core.lower, core.unit_diagonal
 
-    def solve(matrix: Array, right: Array) -> Array:
+    def solve(matrix: Array, right: Array, n_right: int = core.b_ndim) -> Array:
+        if n_right == 1 and matrix.ndim > 2 and matrix.shape[-3] == 1:
+            # Vectors with one matrix in common are the columns of one right side.
+            columns = solve(matrix[..., 0, :, :], right.swapaxes(-1, -2), 2)
+            return np.ascontiguousarray(columns.swapaxes(-1, -2))
         batch = np.broadcast_shapes(matrix.shape[:-2], right.shape[: right.ndim - n_right])
         core_shape = right.shape[right.ndim - n_right :]
         matrices = np.broadcast_to(matrix, (*batch, *matrix.shape[-2:]))

@@ -54,7 +54,6 @@ def split_wide_operations(output: Variable) -> Variable:
     return graph.outputs[0]
 
 
-@node_rewriter([Elemwise])
 def _split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Split a sum or product of many terms into pairs."""
     operation = node.op.scalar_op
@@ -69,7 +68,6 @@ def _split(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return terms
 
 
-@node_rewriter([Elemwise, CAReduce, Blockwise])
 def _on_arrays(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an operation by a function of whole arrays, where one is known."""
     if isinstance(node.op, Elemwise):
@@ -79,4 +77,5 @@ def _on_arrays(_graph: FunctionGraph, node: Apply) -> list[Variable] | None:
     return replace(node, function) if function else None
 
 
-_split_wide, _run_on_arrays = dfs_rewriter(_split), dfs_rewriter(_on_arrays)
+_split_wide = dfs_rewriter(node_rewriter([Elemwise])(_split))
+_run_on_arrays = dfs_rewriter(node_rewriter([Elemwise, CAReduce, Blockwise])(_on_arrays))

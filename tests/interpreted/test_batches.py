@@ -52,6 +52,17 @@ def test_values_are_those_of_pytensor(name):
     assert ours.dtype == own.dtype
 
 
+def test_many_vectors_with_one_matrix():
+    matrix, vectors = pt.tensor3("matrix"), pt.tensor3("vectors")
+    solution = solve_triangular(matrix[:, None], vectors, lower=True, b_ndim=1)
+    arguments = FACTORS, RNG.normal(size=(5, 7, 4))
+    values = [
+        pytensor.function([matrix, vectors], solution, mode=mode)(*arguments)
+        for mode in (interpreted_mode(), get_mode("FAST_COMPILE"))
+    ]
+    np.testing.assert_allclose(*values, rtol=1e-12)
+
+
 def test_a_matrix_that_has_no_factor():
     """What PyTensor does with it is done: an error on one line, NaN on the other."""
     broken = MATRICES.copy()

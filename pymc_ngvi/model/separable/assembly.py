@@ -82,9 +82,7 @@ def _dense_piece(first: RowVector, second: RowVector, same: bool) -> Piece:
         rows, columns = first.columns[a], first.columns[b]
         return Piece(rows, columns, lambda w: gram(first.dense, w, first.dense)[a, b])
     rows, columns, factor = _mirrored(first.columns, second.columns)
-    return Piece(
-        rows, columns, lambda w: gram(first.dense, w, second.dense).ravel() * factor
-    )
+    return Piece(rows, columns, lambda w: gram(first.dense, w, second.dense).ravel() * factor)
 
 
 def _mirrored(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, Array]:

@@ -55,9 +55,7 @@ class Design:
         check_size(r * p)
         rows = np.repeat(np.arange(r) * self.width + self.output, p)
         columns = np.tile(self.columns, r)
-        return sparse.csr_array(
-            (self.matrix.ravel(), (rows, columns)), shape=(r * self.width, dim)
-        )
+        return sparse.csr_array((self.matrix.ravel(), (rows, columns)), shape=(r * self.width, dim))
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ class OneRow:
             return self._leaf(self.constants, variable, picks)
         node = variable.owner
         if kind == AFFINE:
-            idle = node and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity)
+            idle = (
+                node and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity)
+            )
             if idle:
                 return self.of(node.inputs[0], picks)
             return self._leaf(self.leaves, variable, picks)
@@ -144,7 +146,7 @@ class OneRow:
     def select(self, block: Variable, position: int, size: int, pick: Any) -> Variable:
         """Pick one element of a kept axis for each row."""
         chosen = self.data(pt.specify_shape(pt.eq(pick[:, None], pt.arange(size)), (None, size)))
-        shape = ["x"] * block.type.ndim
+        shape: list[Any] = ["x"] * block.type.ndim
         shape[position] = 0
         return pt.switch(chosen.dimshuffle(shape), block, 0.0).sum(axis=position)
 
@@ -282,8 +284,7 @@ def _gather(rows: OneRow, node: Any, picks: Picks) -> Variable:
     indices += [slice(None)] * (source.type.ndim - len(indices))
     arrays = [axis for axis, index in enumerate(indices) if not isinstance(index, slice)]
     plain = all(
-        index == slice(None) if isinstance(index, slice) else _is_index(index)
-        for index in indices
+        index == slice(None) if isinstance(index, slice) else _is_index(index) for index in indices
     )
     if not plain or arrays != list(range(arrays[0], arrays[-1] + 1)):
         raise NotSeparableError("indexing of a kind that is not followed")
@@ -339,10 +340,7 @@ def _join(rows: OneRow, node: Any, picks: Picks) -> Variable:
         start -= size
         inner = rows.composer.of(_clipped, pick, start, size)
         one = rows.of(part, (*picks[:axis], inner, *picks[axis + 1 :]))
-        if seen is None:
-            seen = one
-        else:
-            seen = pt.switch(rows.data(pick < start + size), one, seen)
+        seen = one if seen is None else pt.switch(rows.data(pick < start + size), one, seen)
     return seen
 
 

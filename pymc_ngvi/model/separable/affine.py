@@ -95,7 +95,7 @@ def is_product(op: Any) -> bool:
 
 
 def moved_inputs(node: Any) -> tuple[int, ...]:
-    """Inputs whose numbers reappear unchanged in the outputs; none for other operations."""
+    """Return the inputs whose numbers reappear unchanged in the outputs, if any."""
     op = node.op
     if isinstance(op, _MOVES) or type(op).__name__ == "AdvancedSubtensor1":
         return (0,)
@@ -225,7 +225,7 @@ class Matrices:
 
 
 def affine_inputs(node: Any, dependence: Dependence) -> list[Variable]:
-    """Inputs of an affine operation that depend on the flat vector, and whose values matter."""
+    """Return the inputs of an affine operation whose dependence on the flat vector matters."""
     skipped = node.inputs[:1] if _is_fill(node.op) else []
     return [v for v in node.inputs if dependence.of(v) == AFFINE and v not in skipped]
 

@@ -51,12 +51,12 @@ class RowFunction:
     Parameters
     ----------
     term : RowTerm
-    compile : callable
+    compiler : callable
     """
 
-    def __init__(self, term: RowTerm, compile: Compile) -> None:
+    def __init__(self, term: RowTerm, compiler: Compile) -> None:
         self._term = term
-        self._compile = compile
+        self._compile = compiler
         self._graph = RowGraph(term)
         self._functions: dict[int, Any] = {}
         self._pairs: list[tuple[Element, Element]] | None = None

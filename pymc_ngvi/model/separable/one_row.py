@@ -146,7 +146,7 @@ class OneRow:
     def select(self, block: Variable, position: int, size: int, pick: Any) -> Variable:
         """Pick one element of a kept axis for each row."""
         chosen = self.data(pt.specify_shape(pt.eq(pick[:, None], pt.arange(size)), (None, size)))
-        shape = ["x"] * block.type.ndim
+        shape: list[Any] = ["x"] * block.type.ndim
         shape[position] = 0
         return pt.switch(chosen.dimshuffle(shape), block, 0.0).sum(axis=position)
 
@@ -340,10 +340,7 @@ def _join(rows: OneRow, node: Any, picks: Picks) -> Variable:
         start -= size
         inner = rows.composer.of(_clipped, pick, start, size)
         one = rows.of(part, (*picks[:axis], inner, *picks[axis + 1 :]))
-        if seen is None:
-            seen = one
-        else:
-            seen = pt.switch(rows.data(pick < start + size), one, seen)
+        seen = one if seen is None else pt.switch(rows.data(pick < start + size), one, seen)
     return seen
 
 

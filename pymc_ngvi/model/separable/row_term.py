@@ -75,7 +75,7 @@ class RowTerm:
 
     @classmethod
     def find_condition(cls, condition: Variable, dependence: Dependence) -> RowTerm:
-        """Find the function of one row whose truth a condition asks of all rows; its sum is zero."""
+        """Find what a condition asks of each row; the sum itself is zero."""
         rows = OneRow(dependence)
         picks = own_picks(condition, rows.composer)
         return cls._of(rows, pt.constant(0.0), [rows.of(condition, picks)], [], picks)

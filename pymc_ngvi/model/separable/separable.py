@@ -2,8 +2,8 @@ r"""Log densities that are sums over rows of functions of affine row vectors.
 
 .. math:: f(x) = \sum_t \sum_r h_t(u_{t1}[r], \ldots, u_{tK}[r]), \qquad u_{tk} = A_{tk} x + b_{tk}
 
-Most likelihoods and priors are such sums: u is X @ b, an effect by group, a difference, a scale that
-all rows see. Gradient and Hessian then need two gradients of the row functions, whose size is
+Most likelihoods and priors are such sums: u is X @ b, an effect by group, a difference, a scale
+that all rows see. Gradient and Hessian then need two gradients of the row functions, whose size is
 that of the rows, and linear algebra:
 
 .. math:: \nabla f = \sum_{tk} A_{tk}' g_{tk}, \qquad
@@ -64,9 +64,9 @@ class Separable:
     reasons: tuple[str, ...]
     dependence: Dependence
 
-    def compile(self, compile: Compile) -> CompiledRows:
-        """Prepare for evaluation; `compile` makes a function of outputs and inputs."""
-        return CompiledRows(self, compile)
+    def compile(self, function: Compile) -> CompiledRows:
+        """Prepare for evaluation; `function` compiles outputs and inputs into a function."""
+        return CompiledRows(self, function)
 
 
 def separate(x: Variable, log_density: Variable, data: Sequence[Variable] = ()) -> Separable:
@@ -130,12 +130,12 @@ class CompiledRows:
     Parameters
     ----------
     found : Separable
-    compile : callable
+    function : callable
     """
 
-    def __init__(self, found: Separable, compile: Compile) -> None:
+    def __init__(self, found: Separable, function: Compile) -> None:
         self.found = found
-        self._functions = [RowFunction(term, compile) for term in found.terms]
+        self._functions = [RowFunction(term, function) for term in found.terms]
         self._wanted = list(_unknown(found))
         self._prepare: Any = None
 

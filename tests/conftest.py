@@ -46,7 +46,11 @@ def represent(family, matrix):
     """Represent a symmetric matrix (d, d) as the family does."""
     if family.curvature == "full":
         return matrix
-    return np.diag(matrix).copy() if family.curvature == "diagonal" else family.structure.values(matrix)
+    return (
+        np.diag(matrix).copy()
+        if family.curvature == "diagonal"
+        else family.structure.values(matrix)
+    )
 
 
 def fit(model, **options):

@@ -19,7 +19,7 @@ from pymc_ngvi.core.families import (
     standard_normal,
 )
 from pymc_ngvi.errors import DomainError
-from tests.conftest import ALL_FAMILIES, Everywhere, Ring, every_family, of, represent
+from tests.conftest import every_family, of, represent
 from tests.targets import spd_matrix
 
 
@@ -466,7 +466,9 @@ def test_the_member_to_start_from_has_the_absolute_curvature(family):
         values = np.linalg.eigvalsh(hessian)
         np.testing.assert_allclose(np.linalg.eigvalsh(q.precision), np.sort(np.abs(values)))
     elif family.curvature == "sparse":  # the absolute curvature of one after the other
-        np.testing.assert_allclose(family.structure.matrix(q.precision).toarray(), [[4, -1], [-1, 9]], atol=1.0)
+        np.testing.assert_allclose(
+            family.structure.matrix(q.precision).toarray(), [[4, -1], [-1, 9]], atol=1.0
+        )
     else:
         np.testing.assert_allclose(q.precision, [4, 9])
     deviations = np.array([np.nan, 0.5])

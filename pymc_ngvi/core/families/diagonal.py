@@ -133,7 +133,9 @@ class FactorisedGaussian(Gaussian):
     def flat_direction(self, hessian: Array, least: float) -> Array | None:
         curvature = -hessian * self.variance
         lowest = curvature.min()
-        return np.where(curvature == lowest, np.sqrt(self.variance), 0.0) if lowest < least else None
+        return (
+            np.where(curvature == lowest, np.sqrt(self.variance), 0.0) if lowest < least else None
+        )
 
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         curvature = np.sqrt(self._precision) * (z * residual).mean(axis=0)

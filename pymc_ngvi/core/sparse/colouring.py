@@ -124,4 +124,6 @@ def probe(structure: Structure, values: Array, rng: np.random.Generator) -> Arra
     curvature = np.abs(values[structure.diagonal])
     usual = np.median(curvature[curvature > 0]) if (curvature > 0).any() else 1.0
     units = np.sqrt(np.where(curvature > 0, curvature, usual))
-    return np.asarray(rng.choice([-1.0, 1.0], structure.dim) * rng.uniform(0.5, 1.5, structure.dim) / units)
+    return np.asarray(
+        rng.choice([-1.0, 1.0], structure.dim) * rng.uniform(0.5, 1.5, structure.dim) / units
+    )

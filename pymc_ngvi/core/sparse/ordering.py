@@ -205,9 +205,7 @@ def minimum_degree(start, index):
             if weight[i] == 0:
                 continue
             weight[i] = -weight[i]
-            degree[i] = max(
-                0, min(degree[i] + joined - weight[i], n - eliminated - weight[i])
-            )
+            degree[i] = max(0, min(degree[i] + joined - weight[i], n - eliminated - weight[i]))
             other = head[degree[i]]
             after[i], before[i] = other, -1
             if other >= 0:

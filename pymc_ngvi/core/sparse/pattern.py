@@ -73,9 +73,7 @@ def find_pattern(product: Product, points: Array, rng: np.random.Generator) -> S
     return structure
 
 
-def _holds(
-    product: Product, point: Array, structure: Structure, rng: np.random.Generator
-) -> bool:
+def _holds(product: Product, point: Array, structure: Structure, rng: np.random.Generator) -> bool:
     """Whether the Hessian at a point has no entries beyond the structure."""
     colouring = Colouring(structure)
     if colouring.count >= structure.dim:
@@ -102,7 +100,10 @@ def _products(product: Product, point: Array, vectors: Array) -> Array:
     """Hessian at one point times each vector (k, d)."""
     size = 3 * _AT_ONCE
     parts = [
-        product(np.broadcast_to(point, vectors[begin : begin + size].shape), vectors[begin : begin + size])
+        product(
+            np.broadcast_to(point, vectors[begin : begin + size].shape),
+            vectors[begin : begin + size],
+        )
         for begin in range(0, len(vectors), size)
     ]
     found = np.concatenate(parts)
@@ -114,7 +115,7 @@ def _products(product: Product, point: Array, vectors: Array) -> Array:
 def _decode(
     product: Product, point: Array, rng: np.random.Generator
 ) -> scipy.sparse.csr_array | None:
-    """Return the Hessian (d, d) at a point, or None where that takes as many products as columns."""
+    """Return the Hessian at a point; None where that takes as many products as columns."""
     dim = point.size
     known = scipy.sparse.csr_array((dim, dim))
     left, buckets, spent = np.arange(dim), _BUCKETS, 0

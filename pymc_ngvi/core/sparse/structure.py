@@ -45,7 +45,9 @@ class Structure:
         first, second = (np.asarray(indices, np.int64).ravel() for indices in (rows, columns))
         if first.shape != second.shape:
             raise ValueError(f"{first.size} rows and {second.size} columns")
-        if first.size and not (0 <= min(first.min(), second.min()) <= max(first.max(), second.max()) < dim):
+        if first.size and not (
+            0 <= min(first.min(), second.min()) <= max(first.max(), second.max()) < dim
+        ):
             raise ValueError(f"rows and columns of a structure of {dim} must lie in [0, {dim})")
         self.dim = int(dim)
         diagonal = np.arange(dim)
@@ -59,7 +61,9 @@ class Structure:
         self.rows: Integers = pattern.indices.astype(np.int64)
         self.columns: Integers = np.repeat(diagonal, np.diff(self.start))
         self._given_order = None if order is None else np.asarray(order, np.int64)
-        if self._given_order is not None and not np.array_equal(np.sort(self._given_order), diagonal):
+        if self._given_order is not None and not np.array_equal(
+            np.sort(self._given_order), diagonal
+        ):
             raise ValueError(f"the order is no permutation of the {dim} rows")
 
     @classmethod

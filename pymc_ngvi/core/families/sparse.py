@@ -301,7 +301,7 @@ class SparseGaussian(Gaussian):
 
         def curvature(z: Array) -> Array:
             step = self.factor.solve_transposed(z.reshape(1, -1))[0]
-            return self.factor.solve_root(-self.product(hessian, step)[np.newaxis])[0]
+            return np.asarray(self.factor.solve_root(-self.product(hessian, step)[np.newaxis])[0])
 
         shape = (self.dim, self.dim)
         operator = scipy.sparse.linalg.LinearOperator(shape, matvec=curvature, dtype=float)
@@ -326,14 +326,13 @@ class SparseGaussian(Gaussian):
     def corrected_precision(self, hessian: Array, step_size: float, margin: float) -> Array:
         r"""Precision after an update whose diagonal is raised where it leaves the domain.
 
-        The correction of Lin, Schmidt and Khan has entries beyond the structure. Here a pivot of
-        the plain update that lacks the margin against the old one, :math:`D_j`, is replaced by its
-        absolute value, and by :math:`D_j / 2` at least.
+        The correction of Lin, Schmidt and Khan has entries beyond the structure. Here it is made
+        for the pivots one after the other: a pivot b of the plain update that lacks the margin
+        against the old one, :math:`D_j`, becomes :math:`(D_j + b^2 / D_j) / 2`.
         """
         bare = self.mixed_precision(hessian, step_size)
-        raised = raised_diagonal(
-            self.structure, bare, self.factor.pivots, margin=max(margin, 0.0), least=0.5
-        )
+        pivots = self.factor.pivots
+        raised = raised_diagonal(self.structure, bare, pivots, margin=margin, least=0.5, growth=0.5)
         return np.full_like(bare, np.nan) if raised is None else raised
 
     def mix_clipped(

@@ -136,7 +136,7 @@ def factorise(structure: Structure, values: Array) -> Factor | None:
     diagonal = values[structure.diagonal][structure.order]
     if not (np.all(diagonal > 0) and np.isfinite(values).all()):
         return None
-    rule = np.array([SMALLEST_RELATIVE_PIVOT, 0.0, 0.0, 0.0])
+    rule = np.array([SMALLEST_RELATIVE_PIVOT, 0.0, 0.0, 0.0, 0.0])
     lower, pivots, stopped, _ = _factorise(structure, values, diagonal, rule)
     return Factor(structure, lower, pivots) if stopped < 0 else None
 
@@ -148,13 +148,17 @@ def raised_diagonal(
     *,
     margin: float,
     least: float,
+    growth: float = 0.0,
     shift: float = 0.0,
 ) -> Array | None:
     r"""Raise the diagonal of a symmetric matrix just where its factorisation finds it too small.
 
-    A pivot :math:`b \le` `margin` times its reference becomes
-    :math:`\max(|b + s| - s, \text{least} \times \text{reference})`, or more where the column below
-    it is so large that the later pivots would suffer.
+    A pivot b that does not exceed `margin` times its reference r becomes
+
+    .. math:: \max(a r + c\, b^2 / r, |b + s| - s)
+
+    with a = `least`, c = `growth` and s = `shift`, or more where the column below it is so large
+    that the later pivots would suffer.
 
     Parameters
     ----------
@@ -162,14 +166,14 @@ def raised_diagonal(
     values : array, (nnz,)
     reference : array, (d,)
         Sizes to measure pivots by, positive, in the order of elimination.
-    margin, least, shift : float
+    margin, least, growth, shift : float
 
     Returns
     -------
     array, (nnz,), or None
         The matrix with the raised diagonal; None where it overflows.
     """
-    rule = np.array([margin, 1.0, least, shift])
+    rule = np.array([margin, 1.0, least, growth, shift])
     _, _, stopped, raised = _factorise(structure, values, reference, rule)
     if stopped >= 0 or not np.isfinite(raised).all():
         return None
@@ -179,7 +183,7 @@ def raised_diagonal(
 
 
 def inverse_derivative(structure: Structure, values: Array, direction: Array) -> Array:
-    """Derivative of the inverse on the structure, (nnz,), as the matrix moves in a direction.
+    """Return the derivative of the inverse on the structure, (nnz,), as the matrix moves.
 
     It is exact: that of the factorisation and of the recursion for the inverse, by a step along the
     imaginary axis. The direction is scaled so that rounding does not depend on its units.
@@ -192,7 +196,7 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     moved = values + 1j * size * direction
     reference = values[structure.diagonal][structure.order]
     lower, pivots, _, _ = _factorise(
-        structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0])
+        structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0, 0.0])
     )
     start, index, _, _ = structure.columns_of_factor
     below, diagonal = kernels.selected_inverse(start, index, lower, pivots)

@@ -73,9 +73,10 @@ def factorise(start, index, lower, pivots, reference, rule):
     lower, pivots : arrays
     reference : array, (n,)
         Positive.
-    rule : array, (4,)
-        Smallest relative pivot; 1 to raise smaller ones or 0 to stop at them; the smallest
-        relative value to raise to; and the shift s of the value to raise to, abs(pivot + s) - s.
+    rule : array, (5,)
+        Smallest relative pivot; 1 to raise smaller ones or 0 to stop at them; and the a, c and s
+        of the value to raise to, the larger of a r + c pivot^2 / r and abs(pivot + s) - s with the
+        reference r.
 
     Returns
     -------
@@ -111,7 +112,8 @@ def factorise(start, index, lower, pivots, reference, rule):
             if rule[1] == 0 or np.isnan(pivot.real):
                 return j, raised
             # Large multipliers would carry what is wrong here on to the columns after it.
-            value = max(abs(pivot.real + rule[3]) - rule[3], rule[2] * reference[j])
+            value = rule[2] * reference[j] + rule[3] * pivot.real * (pivot.real / reference[j])
+            value = max(value, abs(pivot.real + rule[4]) - rule[4])
             for p in range(start[j], start[j + 1]):
                 ratio = np.sqrt(reference[j] / reference[index[p]])
                 value = max(value, abs(column[index[p]]) * ratio)

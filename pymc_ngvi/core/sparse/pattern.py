@@ -115,7 +115,7 @@ def _products(product: Product, point: Array, vectors: Array) -> Array:
 def _decode(
     product: Product, point: Array, rng: np.random.Generator
 ) -> scipy.sparse.csr_array | None:
-    """Return the Hessian (d, d) at a point, or None where that takes as many products as columns."""
+    """Return the Hessian at a point; None where that takes as many products as columns."""
     dim = point.size
     known = scipy.sparse.csr_array((dim, dim))
     left, buckets, spent = np.arange(dim), _BUCKETS, 0

@@ -108,6 +108,8 @@ class BatchTarget(ModelTarget):
             if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
                 self._row_terms.check_all(self.initial_point, self._chunk_size)
             self._rows_checked = True
+        # Finding out how to evaluate reads a batch, which must not be one of the fit's.
+        assert self._richest_curvature
         self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
         self._data.reseed(self._batches.seed)
 
@@ -170,25 +172,38 @@ class BatchTarget(ModelTarget):
         for start in range(0, len(draws), _DRAWS_AT_A_TIME):
             part = draws[start : start + _DRAWS_AT_A_TIME]
             drawn = [self._draw() for _ in part]
-            data = [rows.arguments for rows in drawn]
-            here = self._evaluate_each(part, curvature, data)
+            here, there = self._evaluate_batches(part, curvature, [r.arguments for r in drawn])
             for i in np.flatnonzero(~np.isfinite(here.log_density))[:1]:
                 self._row_terms.check(part[i], drawn[i])
             anchor = self._batches.anchor
-            if anchor is not None:
-                here = anchor.control(part, here, self._at_anchor(anchor, data))
+            if anchor is not None and there is not None:
+                here = anchor.control(part, here, there)
             parts.append(here)
         return joined(parts)
 
-    def _at_anchor(self, anchor: Anchor, data: list[Data]) -> Evaluation:
-        """Evaluate the batches drawn last at the anchor, or recall their evaluation."""
+    def _evaluate_batches(
+        self, draws: Array, curvature: str, data: list[Data]
+    ) -> tuple[Evaluation, Evaluation | None]:
+        """Evaluate each draw on a batch of its own, and the batches at the anchor if there is one.
+
+        The latter are recalled where these batches, drawn last, were evaluated there before.
+        """
         batches, which = self._batches, (self._batches.drawn, len(data))
-        if which in batches.kept:
-            return batches.kept[which]
-        there = self._at_mean(anchor, data)
+        if batches.anchor is None or which in batches.kept:
+            return self._evaluate_each(draws, curvature, data), batches.kept.get(which)
+        mean = batches.anchor.q.mean
+        if curvature == self._richest_curvature:  # both points of a batch together
+            pairs = [
+                self._evaluate(self._as_draws(np.stack([draw, mean])), curvature, rows)
+                for draw, rows in zip(draws, data, strict=True)
+            ]
+            here, there = (joined([_only(pair, i) for pair in pairs]) for i in (0, 1))
+        else:
+            here = self._evaluate_each(draws, curvature, data)
+            there = self._at_mean(batches.anchor, data)
         if (len(batches.kept) + 1) * _DRAWS_AT_A_TIME * self.dim**2 < _KEPT_NUMBERS:
             batches.kept[which] = there
-        return there
+        return here, there
 
     def _at_mean(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         at = self._as_draws(np.repeat(anchor.q.mean[np.newaxis], len(data), axis=0))
@@ -276,3 +291,10 @@ class BatchTarget(ModelTarget):
         """Number of rows of a chunk, at most."""
         numbers = max(self.dim, self._data.row_size)
         return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
+
+
+def _only(found: Evaluation, i: int) -> Evaluation:
+    """Return the evaluation of one draw among several."""
+    one = slice(i, i + 1)
+    hessian = None if found.hessian is None else found.hessian[one]
+    return Evaluation(found.log_density[one], found.gradient[one], hessian)

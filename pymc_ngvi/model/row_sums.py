@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
@@ -17,7 +16,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, dense
+from pymc_ngvi.model.evaluators import Batched, Data, Evaluator
 from pymc_ngvi.model.graph import Graph, with_checks
 from pymc_ngvi.model.separable import RowEvaluator, separate
 

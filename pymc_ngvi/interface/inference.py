@@ -17,6 +17,7 @@ from pymc.variational.inference import Inference
 from pymc_ngvi.arguments import as_generator, check_count, check_mapping, told
 from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.core.families import Gaussian
+from pymc_ngvi.interface.family import choose_family
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
 from pymc_ngvi.interface.options import Options, Run, check_compilation, split_keywords
 from pymc_ngvi.interface.prepare import prepare
@@ -80,8 +81,10 @@ class NGVI(Inference):
         self._loader = loader
         begin = time.perf_counter()
         self._target = self._build_target()
-        self._starts = resolve_starts(self.options, self.model, self._target.layout)
-        self._try_parts(self.options, self._starts)
+        self._chosen = choose_family(self.options, self._target)
+        self._resolved = dataclasses.replace(self.options, family=self._chosen.family)
+        self._starts = resolve_starts(self._resolved, self.model, self._target.layout)
+        self._try_parts(self._resolved, self._starts)
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
@@ -231,8 +234,8 @@ class NGVI(Inference):
         if "family" in chosen:
             raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
         if not chosen:
-            return self.options, self._starts
-        merged = dataclasses.replace(self.options, **chosen)
+            return self._resolved, self._starts
+        merged = dataclasses.replace(self._resolved, **chosen)
         starts = self._starts
         if {"start", "start_sigma"} & set(chosen):
             starts = resolve_starts(merged, self.model, self._target.layout)
@@ -246,7 +249,7 @@ class NGVI(Inference):
 
     def _start_of(self, start: Start) -> Gaussian:
         """Return the Gaussian to start from, as far as it is known without evaluating anything."""
-        return start.gaussian or self.options.parts.family.from_curvature(
+        return start.gaussian or self._chosen.family.from_curvature(
             start.point_or(self._target.initial_point), None, deviations=start.deviations
         )
 

@@ -26,7 +26,7 @@ from pymc_ngvi.arguments import (
     told,
 )
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Estimator, Score, Stein
-from pymc_ngvi.core.families import Gaussian, get_family
+from pymc_ngvi.core.families import FullGaussian, Gaussian, get_family
 from pymc_ngvi.core.guards import Guard, Mixed, get_guard
 from pymc_ngvi.core.projections import Identity, Projection, check_projection
 from pymc_ngvi.core.schedules import check_first
@@ -117,8 +117,9 @@ class Options:
     Parameters
     ----------
     family : str or type
-        "fullrank" (default), "meanfield", "centred_meanfield", or a family of
-        :mod:`pymc_ngvi.core.families`.
+        "auto" (default), "fullrank", "sparse", "meanfield", "centred_meanfield", or a family of
+        :mod:`pymc_ngvi.core.families`. "auto" takes a full covariance, by the sparse precision that
+        hierarchies, time series and lattices have where that costs less.
     estimator : str or object
         "bonnet-price" (exact Hessians, default), "stein" (gradients only), "score" (log densities
         only), or an instance of one. Where kinks or jumps of the log density mislead an estimator,
@@ -153,7 +154,7 @@ class Options:
     random_seed : int, sequence of int, numpy.random.Generator or None
     """
 
-    family: str | type[Gaussian] = "fullrank"
+    family: str | type[Gaussian] = "auto"
     estimator: str | Estimator = "bonnet-price"
     guard: str | Guard = "lin"
     projection: Projection | None = None
@@ -198,7 +199,7 @@ class Options:
     @cached_property
     def parts(self) -> Parts:
         """The family, estimator, guard and projection that the words stand for."""
-        family = get_family(self.family)
+        family = FullGaussian if self.family == "auto" else get_family(self.family)
         projection = Identity() if self.projection is None else self.projection
         check_projection(projection, family)
         return Parts(

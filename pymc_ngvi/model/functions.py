@@ -136,6 +136,12 @@ class Functions:
                 HessianFallbackWarning,
             )
 
+    def find_structure(self, x: Array) -> Structure | None:
+        """Look for the structure near x (d,) where that was not done, as for few parameters."""
+        if self.structure is None and self.route is not None and self.route.name != "none":
+            self._second.find_structure(_points_around(x))
+        return self.structure
+
     @property
     def structure(self) -> Structure | None:
         """Where the Hessian has entries, if it is sparse and that was looked for."""

@@ -229,6 +229,11 @@ class ModelTarget(Target):
         self._ensure_hessian()
         return self._functions.structure
 
+    def find_structure(self) -> Structure | None:
+        """Look for the structure of the Hessian, also of one with few parameters."""
+        self._ensure_hessian()
+        return self._functions.find_structure(self.initial_point)
+
     @property
     def backend(self) -> str:
         """What evaluates the log density, and how where draws are evaluated one by one."""
@@ -269,13 +274,12 @@ class ModelTarget(Target):
             With the terms of the log density at x, and what PyMC says of them.
         """
         x = np.asarray(x)
-        curvature = self._richest_curvature
-        problem = self._problem(self.evaluate(x[np.newaxis], curvature))
+        problem = self._problem(self.evaluate(x[np.newaxis], "none"))
         if problem:
             terms = f"\n\n{self.describe(x)}" if explain else ""
             raise SamplingError(f"{problem} at the start.{terms}")
         # The Hessian could not be verified at an initial point where it is not finite.
-        if curvature == "full" and not self._ensure_hessian().verified:
+        if self._richest_curvature == "full" and not self._ensure_hessian().verified:
             self._functions.find_hessian(x, self._draw_rows())
 
     def _problem(self, evaluation: Evaluation) -> str:

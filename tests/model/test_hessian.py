@@ -87,8 +87,9 @@ def cubic(order: int = 2, *, wrong: float = 1.0, minibatch: bool = False) -> pm.
     return model
 
 
-def test_many_draws_at_a_time_is_silent(interpreted):
-    assert interpreted("linear_regression").hessian_route == "batched"
+def test_the_fastest_route_is_silent(interpreted):
+    assert interpreted("linear_regression").hessian_route == "rows"
+    assert interpreted("lkj_cholesky_cov").hessian_route != "looped"
 
 
 def test_one_draw_at_a_time_where_an_op_does_not_vectorise():

@@ -106,7 +106,7 @@ def test_chunks_add_up_to_the_model_of_all_the_data(compiled, monkeypatch, name,
     monkeypatch.setattr("pymc_ngvi.model.batch_target._LARGEST_CHUNK", chunk)
     target, full = compiled[name]
     assert isinstance(target, BatchTarget)
-    assert target.hessian_route == "batched"  # to find it takes a batch
+    assert target.hessian_route == "rows"  # to find it takes a batch
     before = target.passes
     got = target.evaluate_fully(points(target), "full")
     expected = full.evaluate(points(target), "full")
@@ -172,7 +172,7 @@ def test_the_same_seed_reads_the_same_batches(compiled, name):
 
 def test_rows_are_counted(compiled):
     target, _ = compiled["minibatch"]
-    assert target.hessian_route == "batched"  # finding it reads a batch
+    assert target.hessian_route == "rows"  # finding it reads a batch
     target.begin(np.random.default_rng(1), controlled=True)
     target.evaluate(points(target, 10), "full")
     assert target.reading.rows == 10 * 20

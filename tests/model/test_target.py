@@ -169,7 +169,10 @@ def test_functions_are_compiled_lazily_and_once(monkeypatch):
         target.evaluate(draws, "diagonal")
         target.log_density(draws)
         target.check_start(target.initial_point)
-    assert len(compiled) == 1  # for few draws, the function of the Hessian serves for all
+    first = len(compiled)
+    target.evaluate(draws + 1, "full")
+    target.log_density(draws + 1)
+    assert len(compiled) == first
 
 
 def test_a_long_compilation_is_announced_once(monkeypatch):

@@ -1,0 +1,102 @@
+"""Which family a fit takes where the user leaves it open, and whether it fits in memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pymc_ngvi.core.families import FullGaussian, Gaussian, SparseGaussian
+from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.interface.options import Options
+from pymc_ngvi.model.target import ModelTarget
+
+# Up to this many parameters dense matrices cost next to nothing.
+_FEW = 200
+# A sparse factor is taken where it saves at least this factor of the work of a dense one: sparse
+# operations run at a tenth of the speed of dense ones.
+_GAIN = 10
+# Dense matrices that a fit holds at a time: precisions, factors, Hessians of replicates, secants.
+_MATRICES = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A family, and why it was chosen; no reason where the user named it."""
+
+    family: type[Gaussian]
+    reason: str = ""
+
+
+def choose_family(options: Options, target: ModelTarget) -> Choice:
+    """Return the family of a fit, bound to the structure of the target where it is sparse.
+
+    Raises
+    ------
+    ValueError
+        Where the Hessian has no sparse structure and "sparse" was asked for, or where a dense
+        covariance would not fit in memory.
+    """
+    if options.family != "auto":
+        family = options.parts.family
+        if issubclass(family, SparseGaussian):
+            return Choice(family if _is_bound(family) else family.on(_required(target)))
+        if not family.factorised:
+            _check_memory(target.dim)
+        return Choice(family)
+    choice = _choose(options, target)
+    if not choice.family.factorised and choice.family.curvature == "full":
+        _check_memory(target.dim)
+    return choice
+
+
+def _choose(options: Options, target: ModelTarget) -> Choice:
+    if target.dim <= _FEW:
+        return Choice(FullGaussian, "few parameters")
+    if options.projection is not None or options.parts.needs_hessian is False:
+        return Choice(FullGaussian, "the projection or the estimator asks for it")
+    if target.reads_batches:
+        return Choice(FullGaussian, "batches do not show where the Hessian has entries")
+    structure = target.structure
+    if structure is None:
+        return Choice(FullGaussian, "the Hessian is dense")
+    work = target.dim**3 / 3
+    if structure.flops * _GAIN > work:
+        fill = structure.fill / (target.dim * (target.dim + 1) / 2)
+        return Choice(FullGaussian, f"the factor of the sparse Hessian fills {fill:.0%}")
+    return Choice(SparseGaussian.on(structure), f"{_share(structure)} of the Hessian is not zero")
+
+
+def _share(structure: Structure) -> str:
+    entries = 2 * structure.nnz - structure.dim
+    return f"{entries / structure.dim**2:.2g}"
+
+
+def _is_bound(family: type[SparseGaussian]) -> bool:
+    return hasattr(family, "structure")
+
+
+def _required(target: ModelTarget) -> Structure:
+    """Return the structure of a target, looked for at any size; raise where it has none."""
+    structure = None if target.reads_batches else target.find_structure()
+    if structure is None:
+        why = "it reads batches" if target.reads_batches else "its Hessian is dense"
+        raise ValueError(
+            f'family="sparse" is not possible for this model: {why}. Use family="fullrank", or '
+            '"meanfield" where that takes too much memory'
+        )
+    return structure
+
+
+def _check_memory(dim: int) -> None:
+    """Raise where the dense matrices of a fit would not fit in memory."""
+    needed = 8 * dim**2 * _MATRICES
+    try:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return
+    if needed > available:
+        raise ValueError(
+            f"a full covariance of {dim:,} parameters takes about {needed / 2**30:,.0f} GB, and "
+            f"this machine has {available / 2**30:,.0f} GB: use family=\"meanfield\", or a model "
+            "whose Hessian is sparse"
+        )

@@ -32,15 +32,10 @@ def find_flat_direction(here: Evaluated, least_curvature: float) -> FlatDirectio
         Curvature of the target, relative to that of the member, below which it is flat. It is 1 at
         the optimum.
     """
-    q, hessian = here.q, here.estimate.hessian
-    if q.factorised:
-        curvature = -hessian * q.variance
-        lowest, share = float(curvature.min()), (curvature == curvature.min()).astype(float)
-    else:
-        root = q.unwhiten(np.eye(q.dim)) - q.mean
-        values, vectors = np.linalg.eigh(-root @ hessian @ root.T)
-        lowest, share = float(values[0]), np.abs(vectors[:, 0] @ root) / np.sqrt(q.variance)
-    if not lowest < least_curvature:
+    q = here.q
+    direction = q.flat_direction(here.estimate.hessian, least_curvature)
+    if direction is None:
         return None
+    share = np.abs(direction) / np.sqrt(q.variance)
     components = tuple(int(i) for i in np.argsort(-share) if share[i] > share.max() / 2)
     return FlatDirection(components)

@@ -97,6 +97,6 @@ def _check_memory(dim: int) -> None:
     if needed > available:
         raise ValueError(
             f"a full covariance of {dim:,} parameters takes about {needed / 2**30:,.0f} GB, and "
-            f"this machine has {available / 2**30:,.0f} GB: use family=\"meanfield\", or a model "
+            f'this machine has {available / 2**30:,.0f} GB: use family="meanfield", or a model '
             "whose Hessian is sparse"
         )

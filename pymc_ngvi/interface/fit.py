@@ -31,7 +31,7 @@ from pymc_ngvi.interface.interrupts import Shield
 from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.target import Reading
-from pymc_ngvi.results.approximation import NGVIFullRank, NGVIMeanField
+from pymc_ngvi.results.approximation import GaussianApproximation
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict, judge
 
@@ -56,7 +56,7 @@ class Fit:
     ----------
     prepared : Prepared
         What to fit and where to start.
-    approx : NGVIFullRank or NGVIMeanField
+    approx : GaussianApproximation
         The approximation to keep up to date.
     score : bool
         Whether to keep the losses.
@@ -76,7 +76,7 @@ class Fit:
     def __init__(
         self,
         prepared: Prepared,
-        approx: NGVIFullRank | NGVIMeanField,
+        approx: GaussianApproximation,
         *,
         score: bool = True,
         callbacks: Sequence[PyMCCallback] = (),

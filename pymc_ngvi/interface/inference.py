@@ -26,11 +26,7 @@ from pymc_ngvi.interface.start import Start, resolve_starts
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
-from pymc_ngvi.results.approximation import (
-    NGVIFullRank,
-    NGVIMeanField,
-    create_approximation,
-)
+from pymc_ngvi.results.approximation import GaussianApproximation, create_approximation
 
 
 class NGVI(Inference):
@@ -57,7 +53,7 @@ class NGVI(Inference):
 
     Attributes
     ----------
-    approx : NGVIFullRank or NGVIMeanField
+    approx : GaussianApproximation
         The approximation. It exists before the fit, which updates it.
     """
 
@@ -88,7 +84,7 @@ class NGVI(Inference):
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
-    def approx(self) -> NGVIFullRank | NGVIMeanField:  # type: ignore[override]
+    def approx(self) -> GaussianApproximation:  # type: ignore[override]
         """The approximation, updated by `fit`."""
         start = self._start_of(self._starts[0])
         approx = create_approximation(self.model, start, layout=self._target.layout)
@@ -157,7 +153,7 @@ class NGVI(Inference):
 
         Returns
         -------
-        NGVIFullRank, NGVIMeanField or InferenceData
+        GaussianApproximation or InferenceData
         """
         run = Run(
             n=n,

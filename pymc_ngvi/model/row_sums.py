@@ -18,7 +18,12 @@ from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators import Batched, Data, Evaluator
 from pymc_ngvi.model.graph import Graph, with_checks
-from pymc_ngvi.model.separable import RowEvaluator, separate
+from pymc_ngvi.model.separable import RowEvaluator, block_size, separate
+
+# Each number that a row depends on takes a gradient of its own to build: with more than this many,
+# as in mixtures and ordered models, the graph of many draws is there sooner. With many parameters
+# the rows are faster by so much that it pays nevertheless.
+_MANY_ELEMENTS, _MANY_PARAMETERS = 5, 30
 
 
 class RowSums(Evaluator):
@@ -35,6 +40,10 @@ class RowSums(Evaluator):
         if not found.terms:
             reasons = "; ".join(found.reasons)
             raise NotImplementedError(f"the log density is no sum over rows: {reasons}")
+        elements = max(sum(block_size(leaf) for leaf in term.leaves) for term in found.terms)
+        (dim,) = graph.x.type.shape
+        if elements > _MANY_ELEMENTS and dim < _MANY_PARAMETERS:
+            raise NotImplementedError(f"a row depends on {elements} of the {dim} parameters")
         self._rows = found.compile(compiler.function)
         self._rest: Batched | None = None
         if found.remainder is not None:

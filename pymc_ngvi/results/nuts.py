@@ -59,6 +59,11 @@ def nuts_keywords(
             )
         # nutpie takes one start for all chains, and adapts its own metric.
         return keywords | {"nuts_sampler": "nutpie", "initvals": dict(starts[0])}
+    if gaussian.curvature == "sparse":
+        raise NotImplementedError(
+            "a sparse fit gives NUTS no metric, which would be a dense matrix: use "
+            'sampler="nutpie", which starts from the fit and adapts its own'
+        )
     # These two potentials, unlike those that adapt, keep the covariance of the fit.
     metric = QuadPotentialDiag if gaussian.factorised else QuadPotentialFull
     potential = metric(np.array(gaussian.covariance, dtype=pytensor.config.floatX))

@@ -19,7 +19,13 @@ import pandas
 import xarray
 
 from pymc_ngvi.core.algorithm import Info, Status
-from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, all_families
+from pymc_ngvi.core.families import (
+    DiagonalGaussian,
+    FullGaussian,
+    Gaussian,
+    SparseGaussian,
+    all_families,
+)
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.model.layout import Layout, Outline
@@ -115,7 +121,8 @@ def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for name, value in gaussian.arrays().items():
         try:
-            array = np.asarray(value, dtype=np.float64)
+            array = np.asarray(value)
+            array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
             if name in ("name", "losses") or name.startswith(("history_", "table_")):
                 raise ValueError("a file keeps something else under this name")
         except (TypeError, ValueError) as error:
@@ -135,19 +142,27 @@ def gaussian_from_dataset(dataset: xarray.Dataset) -> Gaussian:
     family = all_families()[dataset.attrs["family"]]
     return family.from_arrays(
         {
-            str(name): np.array(variable.values, dtype=np.float64)
+            str(name): np.array(variable.values)
             for name, variable in dataset.variables.items()
-            if variable.dtype.kind == "f"
+            if variable.dtype.kind in "fi"
         }
     )
 
 
 def moments_to_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
     """Return mean and covariance, or variances, by the names of the unconstrained components."""
-    dims = _AXES[: gaussian.covariance.ndim]
-    spread = "covariance" if len(dims) == 2 else "variance"
+    dims: tuple[str, ...] = _AXES[:1]
+    spread = dict[str, Any](variance=(_AXES[:1], gaussian.variance))
+    if gaussian.curvature == "full":
+        dims, spread = _AXES, {"covariance": (_AXES, gaussian.covariance)}
+    if gaussian.curvature == "sparse":
+        spread |= {
+            name: (f"{name}_dim_0", array)
+            for name, array in gaussian.arrays().items()
+            if name != "mean"
+        }
     return xarray.Dataset(
-        {"mean": (dims[:1], gaussian.mean), spread: (dims, gaussian.covariance)},
+        {"mean": (dims[:1], gaussian.mean)} | spread,
         coords={dim: list(layout.names) for dim in dims},
         attrs={"family": gaussian.name},
     )
@@ -162,6 +177,11 @@ def moments_from_dataset(dataset: Any) -> tuple[Gaussian, Outline] | None:
         return None
     names = Outline(names=[str(name) for name in dataset["parameter"].values])
     mean = dataset["mean"].values
+    if {"precision", "rows", "columns", "order"} <= set(dataset):
+        names_of_arrays = ("mean", "precision", "rows", "columns", "order")
+        return SparseGaussian.from_arrays(
+            {name: dataset[name].values for name in names_of_arrays}
+        ), names
     if "covariance" in dataset:
         return FullGaussian.from_mean_covariance(mean, dataset["covariance"].values), names
     return DiagonalGaussian.from_mean_covariance(mean, dataset["variance"].values), names

@@ -141,13 +141,13 @@ def test_a_hessian_is_verified_where_the_density_is_finite(monkeypatch):
         x = pm.Normal("x", 0, 1, initval=50.0)
         pm.Potential("wall", pt.sqrt(10 - x))
     target = compile_target(model, backend="interpreted")
-    assert target.hessian_route == "batched"
+    assert target.hessian_route == "rows"
     calls = []
     verify = functions.verify
 
     def refuse_the_first(*args):
         calls.append(args)
-        if len(calls) == 1:
+        if len(calls) <= 2:  # by rows, and of many draws
             raise ArithmeticError("it contradicts the gradient")
         return verify(*args)
 

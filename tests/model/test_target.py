@@ -81,7 +81,7 @@ def test_models_with_named_dims_have_hessians():
         scale = dims.HalfNormal("scale", 2, dims="group")
         dims.Potential("together", -3 * (scale**2).sum() / 100**2)
     target = compile_target(model, backend="interpreted")
-    assert target.hessian_route == "batched"
+    assert target.hessian_route == "rows"
     x = np.array([[0.2, -0.4]])
     squares = np.exp(2 * x) * (1 / 8 + 3e-4)
     np.testing.assert_allclose(target.evaluate(x, "full").hessian[0], np.diag(-4 * squares[0]))
@@ -263,10 +263,11 @@ def test_densities_of_many_data_have_a_function_of_their_own(rows, own_function)
     with pm.Model() as model:
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1.0, observed=np.ones(rows))
-    target = compile_target(model, backend="interpreted")
-    target.evaluate(np.zeros((1, 1)), "none")
-    target.log_density(np.zeros((10, 1)))
-    assert (0 in target._functions._evaluators["batched"]._functions) == own_function
+    functions = compile_target(model, backend="interpreted")._functions
+    evaluator = evaluators.Batched(functions.graph, functions.compiler)
+    evaluator.gradient(np.zeros((1, 1)))
+    evaluator.density(np.zeros((10, 1)))
+    assert (0 in evaluator._functions) == own_function
 
 
 def test_draws_are_evaluated_in_as_many_calls_as_memory_asks_for(monkeypatch, interpreted):

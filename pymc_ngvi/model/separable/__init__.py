@@ -1,6 +1,7 @@
 """Sums over rows: Hessians of linear predictors at the speed of linear algebra."""
 
 from pymc_ngvi.model.separable.evaluator import RowEvaluator
+from pymc_ngvi.model.separable.row_term import block_size
 from pymc_ngvi.model.separable.separable import CompiledRows, Separable, separate
 
-__all__ = ["CompiledRows", "RowEvaluator", "Separable", "separate"]
+__all__ = ["CompiledRows", "RowEvaluator", "Separable", "block_size", "separate"]

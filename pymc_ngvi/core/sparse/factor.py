@@ -43,44 +43,47 @@ class Factor:
         return float(np.log(self.pivots).sum())
 
     @cached_property
-    def roots(self) -> Array:
-        """Square roots of the pivots, in the order of the rows, (d,)."""
-        return np.sqrt(self.pivots)[self.structure.inverse_order]
+    def _roots(self) -> Array:
+        return np.sqrt(self.pivots)
 
     def solve(self, vector: Array) -> Array:
         """Inverse of the matrix times a vector (d,), or times every row of an array (n, d)."""
-        rows = np.atleast_2d(vector)
-        half = self._apply("inverse", rows) / np.square(self.roots)
+        half = self._apply("inverse", np.atleast_2d(vector), after=1 / self.pivots)
         return self._apply("inverse transposed", half).reshape(vector.shape)
 
     def multiply(self, rows: Array) -> Array:
         """R times every row (n, d)."""
-        return self._apply("plain", rows * self.roots)
+        return self._apply("plain", rows, before=self._roots)
 
     def multiply_transposed(self, rows: Array) -> Array:
         """R' times every row (n, d)."""
-        return self._apply("transposed", rows) * self.roots
+        return self._apply("transposed", rows, after=self._roots)
 
     def solve_root(self, rows: Array) -> Array:
         """Inverse of R times every row (n, d)."""
-        return self._apply("inverse", rows) / self.roots
+        return self._apply("inverse", rows, after=1 / self._roots)
 
     def solve_transposed(self, rows: Array) -> Array:
         """Inverse of R' times every row (n, d): draws, where the rows are standard normal."""
-        return self._apply("inverse transposed", rows / self.roots)
+        return self._apply("inverse transposed", rows, before=1 / self._roots)
 
-    def _apply(self, what: str, rows: Array) -> Array:
+    def _apply(
+        self, what: str, rows: Array, before: Array | None = None, after: Array | None = None
+    ) -> Array:
+        """Apply L, scaling the components before or after, in the order of elimination."""
         from pymc_ngvi.core.sparse import kernels
 
         mode = ("plain", "transposed", "inverse", "inverse transposed").index(what)
         start, index, _, _ = self.structure.columns_of_factor
-        order, back = self.structure.order, self.structure.inverse_order
+        order, ones = self.structure.order, np.ones(self.structure.dim)
+        before, after = ones if before is None else before, ones if after is None else after
+        rows = np.ascontiguousarray(rows, float)
         result = np.empty(rows.shape)
         for begin in range(0, len(rows), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            x = np.ascontiguousarray(rows[part][:, order].T)
-            kernels.triangular(mode, start, index, self.lower, x)
-            result[part] = np.ascontiguousarray(x.T)[:, back]
+            kernels.triangular(
+                mode, start, index, self.lower, order, before, after, rows[part], result[part]
+            )
         return result
 
     # The inverse.

@@ -39,6 +39,40 @@ def elimination_tree(row_start, row_index):
 
 
 @numba.njit(cache=True)
+def postorder(parent):
+    """Order the nodes of a forest so that every subtree is contiguous, its root last.
+
+    Parameters
+    ----------
+    parent : array of int64, (n,)
+        -1 for a root; else larger than the node.
+    """
+    n = parent.size
+    head = np.full(n + 1, -1, np.int64)
+    after = np.empty(n, np.int64)
+    for i in range(n - 1, -1, -1):
+        at = parent[i] if parent[i] >= 0 else n
+        after[i] = head[at]
+        head[at] = i
+    order = np.empty(n, np.int64)
+    stack = np.empty(n + 1, np.int64)
+    stack[0], depth, done = n, 1, 0
+    while depth:
+        node = stack[depth - 1]
+        child = head[node]
+        if child >= 0:
+            head[node] = after[child]
+            stack[depth] = child
+            depth += 1
+        else:
+            depth -= 1
+            if node < n:
+                order[done] = node
+                done += 1
+    return order
+
+
+@numba.njit(cache=True)
 def fill_columns(row_start, row_index, parent, start):
     """Rows of every column of L, and the place of every entry of the matrix among them."""
     n = row_start.size - 1
@@ -131,18 +165,27 @@ def factorise(start, index, lower, pivots, reference, rule):
 
 
 @numba.njit(cache=True)
-def triangular(mode, start, index, lower, x):
+def triangular(mode, start, index, lower, order, before, after, rows, result):
     """Apply L (mode 0), its transpose (1), or the inverse of L (2) or of its transpose (3).
+
+    The components of all rows are handled together, side by side in memory.
 
     Parameters
     ----------
     mode : int
     start, index, lower : arrays
         L, without its unit diagonal.
-    x : array, (n, m)
-        Overwritten.
+    order : array of int, (d,)
+    before, after : array, (d,)
+        Factors of the components before and after, in this order.
+    rows, result : array, (n, d)
     """
-    n, m = x.shape
+    m, n = rows.shape
+    x = np.empty((n, m))
+    for k in range(n):
+        i = order[k]
+        for r in range(m):
+            x[k, r] = rows[r, i] * before[k]
     forward = mode == 1 or mode == 2
     for k in range(n):
         j = k if forward else n - 1 - k
@@ -160,6 +203,10 @@ def triangular(mode, start, index, lower, x):
             else:
                 for r in range(m):
                     x[j, r] -= value * x[i, r]
+    for k in range(n):
+        i = order[k]
+        for r in range(m):
+            result[r, i] = x[k, r] * after[k]
 
 
 @numba.njit(cache=True)

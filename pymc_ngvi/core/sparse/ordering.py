@@ -231,37 +231,3 @@ def minimum_degree(start, index):
             step[j] = step[root]
             j = parent[j]
     return step
-
-
-@numba.njit(cache=True)
-def postorder(parent):
-    """Order the nodes of a forest so that every subtree is contiguous, its root last.
-
-    Parameters
-    ----------
-    parent : array of int64, (n,)
-        -1 for a root; else larger than the node.
-    """
-    n = parent.size
-    head = np.full(n + 1, -1, np.int64)
-    after = np.empty(n, np.int64)
-    for i in range(n - 1, -1, -1):
-        at = parent[i] if parent[i] >= 0 else n
-        after[i] = head[at]
-        head[at] = i
-    order = np.empty(n, np.int64)
-    stack = np.empty(n + 1, np.int64)
-    stack[0], depth, done = n, 1, 0
-    while depth:
-        node = stack[depth - 1]
-        child = head[node]
-        if child >= 0:
-            head[node] = after[child]
-            stack[depth] = child
-            depth += 1
-        else:
-            depth -= 1
-            if node < n:
-                order[done] = node
-                done += 1
-    return order

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy.sparse.csgraph
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import Array
@@ -147,46 +147,45 @@ class Structure:
     @cached_property
     def _tree(self) -> tuple[Integers, Integers, Integers]:
         """Order of elimination, parents in the elimination tree, and entries of the columns."""
-        from pymc_ngvi.core.sparse import kernels, ordering
-
-        order = self._minimum_degree() if self._given_order is None else self._given_order
-        rows = self._rows(order)
-        parent, count = kernels.elimination_tree(*rows[:2])
         if self._given_order is not None:
-            return order, parent, count
-        # What is eliminated together should lie together. This changes no entry of the factor.
-        post = ordering.postorder(parent)
-        place = np.empty(self.dim + 1, np.int64)
-        place[post], place[-1] = np.arange(self.dim), -1
-        return order[post], place[parent[post]], count[post]
+            return self._given_order, *self._eliminate(self._given_order)
+        graph, sparse, dense = self._graph()
+        # Trees, chains and cliques: outwards in has no fill, and asks for nothing to be compiled.
+        order = dense
+        if sparse.size:
+            inwards = scipy.sparse.csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
+            order = np.concatenate([sparse[inwards], dense])
+        parent, count = self._eliminate(order)
+        if count.sum() + self.dim > self.nnz + dense.size**2:
+            order = np.concatenate([sparse[_minimum_degree(graph)], dense])
+            parent, count = self._eliminate(order)
+        return _postordered(order, parent, count)
 
-    def _minimum_degree(self) -> Integers:
-        from pymc_ngvi.core.sparse import ordering
+    def _eliminate(self, order: Integers) -> tuple[Integers, Integers]:
+        from pymc_ngvi.core.sparse import kernels
 
+        row_start, row_index, _ = self._rows(order)
+        parent, count = kernels.elimination_tree(row_start, row_index)
+        return parent, count
+
+    def _graph(self) -> tuple[scipy.sparse.csr_array, Integers, Integers]:
+        """Graph of the sparse rows among themselves, these, and the dense rows, most entries last.
+
+        Dense rows, such as the parameters common to all groups, are eliminated last. In the search
+        for an order they would only be slow, since each step looks at all neighbours of neighbours.
+        """
         off = self.rows != self.columns
         rows, columns = self.rows[off], self.columns[off]
         degree = np.bincount(rows, minlength=self.dim) + np.bincount(columns, minlength=self.dim)
-        # Dense rows last: the parameters common to all groups, say. They would only slow down the
-        # search, of which each step looks at every neighbour of a neighbour.
-        dense = degree > max(16.0, 10 * np.sqrt(self.dim))
-        sparse = np.flatnonzero(~dense)
-        number = np.cumsum(~dense) - 1
-        kept = ~(dense[rows] | dense[columns])
+        is_dense = degree > max(16.0, 10 * np.sqrt(self.dim))
+        dense, number = np.flatnonzero(is_dense), np.cumsum(~is_dense) - 1
+        kept = ~(is_dense[rows] | is_dense[columns])
         rows, columns = number[rows[kept]], number[columns[kept]]
-        graph = scipy.sparse.csr_array(
-            (
-                np.ones(2 * rows.size, np.int8),
-                (np.concatenate([rows, columns]), np.concatenate([columns, rows])),
-            ),
-            (sparse.size, sparse.size),
-        )
-        step = ordering.minimum_degree(
-            graph.indptr.astype(np.int64), graph.indices.astype(np.int32)
-        )
-        last = np.flatnonzero(dense)
-        return np.concatenate(
-            [sparse[np.argsort(step, kind="stable")], last[np.argsort(degree[last], kind="stable")]]
-        )
+        pairs = np.concatenate([rows, columns]), np.concatenate([columns, rows])
+        n = self.dim - dense.size
+        graph = scipy.sparse.csr_array((np.ones(2 * rows.size, np.int8), pairs), (n, n))
+        dense = dense[np.argsort(degree[dense], kind="stable")]
+        return graph, np.flatnonzero(~is_dense), dense
 
     def _rows(self, order: Integers) -> tuple[Integers, Integers, Integers]:
         """Rows of the reordered matrix left of the diagonal, and which value each entry is."""
@@ -219,3 +218,22 @@ class Structure:
         row_start, row_index, which = self._rows(order)
         index, place = kernels.fill_columns(row_start, row_index, parent, start)
         return start, index, which, place
+
+
+def _minimum_degree(graph: scipy.sparse.csr_array) -> Integers:
+    from pymc_ngvi.core.sparse import ordering
+
+    step = ordering.minimum_degree(graph.indptr.astype(np.int64), graph.indices.astype(np.int32))
+    return np.argsort(step, kind="stable")
+
+
+def _postordered(
+    order: Integers, parent: Integers, count: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Let what is eliminated together lie together. This changes no entry of the factor."""
+    from pymc_ngvi.core.sparse import kernels
+
+    post = kernels.postorder(parent)
+    place = np.empty(order.size + 1, np.int64)
+    place[post], place[-1] = np.arange(order.size), -1
+    return order[post], place[parent[post]], count[post]

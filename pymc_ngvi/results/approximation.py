@@ -338,8 +338,9 @@ class GaussianApproximation:
             loaded = self.loaded if own else ()
             target = self.target if own else None
             known = None if target is None or target.reads_batches else target.log_density
+            numbers = 1 if known is None or target is None else target.numbers
             self._transform = DrawTransform(
-                model, self.layout, loader, loaded=loaded, log_density=known
+                model, self.layout, loader, loaded=loaded, log_density=known, numbers=numbers
             )
         return self._transform
 

@@ -112,13 +112,13 @@ def weigh(
         The transform of the model, which evaluates its density.
     required : bool
         Raise where the density of the model is not available. Otherwise draws have no weights in
-        two cases: the model reads batches, so that densities take a pass over the data; or the
+        two cases: densities would take long, as those of batches and of very many data do; or the
         density fails, for example because predictors were replaced for a prediction and no longer
         have as many rows as the observations.
     """
     log_q = gaussian.log_density(draws)
-    if transform.reads_batches and not required:
-        problem = "it takes a pass over the data: ask for it by importance= or log_likelihood="
+    if not required and transform.is_costly(len(draws)):
+        problem = "it takes many seconds: ask for it by importance= or log_likelihood="
         return WeighedDraws(draws, log_q, problem=problem)
     try:
         log_p = transform.log_density(draws)

@@ -15,29 +15,42 @@ class Settings:
 
     # Sizes of sets of draws.
 
-    #: Draws of the warm-up: few, as progress there is large against their noise.
-    warm_up_draws: int = 16
-    #: Draws of the first level, at least: fewer say too little about their own noise.
-    fewest_draws: int = 64
-    #: Up to this many draws the first level takes twice the fewest that a family can use, so that
-    #: `core.designs` can balance their fourth moments.
-    balanced_draws: int = 256
+    #: Draws of the warm-up and of the first level: few, as progress there is large against their
+    #: noise. In fewer dimensions than these a few more, as fewer components share their noise.
+    few_draws: int = 8
+    few_dimensions: int = 8
+    few_draws_in_few_dimensions: int = 16
+    #: Draws of a factorised family, at least, where its curvature comes from gradients.
+    stein_draws: int = 64
+    #: A level on fewer draws that does not settle says nothing of the posterior: it may not have a
+    #: solution where the posterior has one.
+    telling_draws: int = 64
     #: No level takes more draws: beyond this, averaging is cheaper than iterating.
     most_draws: int = 8192
-    #: A level takes at least twice and at most eight times the draws of the level before: the plan
-    #: rests on a rough estimate of the noise.
+    #: A level takes at least twice, and at most eight times the Hessians and 32 times the draws of
+    #: the level before: the plan rests on a rough estimate of the noise.
     least_growth: int = 2
     most_growth: int = 8
+    most_growth_of_gradients: int = 32
     #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
     plan_margin: float = 1.1
+    #: Price of a Hessian, in gradients, when draws are planned.
+    hessian_price: float = 3.0
+    hessian_price_per_dimension: float = 0.125
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
     evaluations_per_level: int = 3
+    #: In more dimensions factorised families take no Newton steps: a whole Hessian has d^2 numbers.
+    most_coupled: int = 100
 
     # Steps on common draws.
 
     #: Shortest step of the warm-up, where the first curvature may be wrong by many powers of ten.
     shortest_warm_up_step: float = 2.0**-40
+    #: Most steps by the curvature at the mean alone, and the shortest of them: where a shorter one
+    #: would be needed, the curvature at a point misleads.
+    most_newton_steps: int = 20
+    shortest_newton_step: float = 2.0**-20
     #: Shortest step of a level, where a shorter one would only follow the noise.
     shortest_step: float = 2.0**-4
     #: Longest step of a level, in nats: this much, or `longest_step_per_dimension` times d.

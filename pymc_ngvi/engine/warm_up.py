@@ -10,10 +10,11 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Info, Returning, State
 from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
-from pymc_ngvi.engine.problem import Budget
+from pymc_ngvi.engine.problem import Budget, Draws, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.settings import Settings
 from pymc_ngvi.engine.steps import Rule, advance, climb, finite_start, settled
+from pymc_ngvi.errors import DomainError, NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,19 @@ class WarmedUp:
     state : State
     flat : FlatDirection or None
         A direction along which every step widened the member: the posterior is not proper there.
+    near : tuple of (Evaluated, Draws), or None
+        The last member on the draws of the warm-up, from which a level on them can go on.
     """
 
     state: State
     flat: FlatDirection | None = None
+    near: tuple[Evaluated, Draws] | None = None
 
 
 def warm_up(
-    budget: Budget, state: State, n_samples: int, last: int, limit: int
+    budget: Budget, state: State, size: Size, last: int, limit: int
 ) -> Generator[tuple[State, Info], None, WarmedUp]:
-    """Raise the ELBO on a few draws.
+    """Raise the ELBO on a few draws, by the curvature at the mean alone and then by theirs.
 
     With a target that reads batches, repeat this until the anchor no longer moves.
 
@@ -42,54 +46,102 @@ def warm_up(
     ----------
     budget : Budget
     state : State
-    n_samples : int
+    size : Size
         Draws of a set.
     last : int
         Iteration to stop at.
     limit : int
         Number of evaluations beyond which no further step is taken.
     """
-    target = budget.problem.target
-    target.place_anchor(None)  # from far away the next step leads far from any anchor
-    near = False
-    while not near:
-        rising = Returning(_rise(budget, state, n_samples))
-        for moved, info in rising:
-            state = moved
-            yield state, info
-            if state.iteration >= last or budget.evaluations + n_samples > limit:
-                return WarmedUp(replace(state, evaluations=budget.evaluations))
-        if rising.value is not None:
-            return WarmedUp(replace(state, evaluations=budget.evaluations), rising.value)
+    problem = budget.problem
+    problem.target.place_anchor(None)  # from far away the next step leads far from any anchor
+    moved, at_points = True, problem.takes_hessians and not problem.target.reads_batches
+    near: tuple[Evaluated, Draws] | None = None
+    while moved:
+        draws = budget.draw(size, state.q.dim)
+        for rise in [_rise_by_points] * at_points + [_rise]:
+            rising = Returning(rise(budget, state, draws))
+            for state, info in rising:
+                yield state, info
+                spent = budget.evaluations + budget.gradients
+                if state.iteration >= last or spent + size.total > limit:
+                    return WarmedUp(budget.counted(state))
+            flat, near = rising.value
+            if flat is not None:
+                return WarmedUp(budget.counted(state), flat)
+        if near is not None:
+            state = replace(state, q=near[0].q)  # the start may have been narrowed
         # A few batches of data lead to the optimum of these batches, which may be far from that of
         # all the data. With an anchor there, as many draws come nearer.
-        near = not target.follow(state.q, n_samples)
-    return WarmedUp(replace(state, evaluations=budget.evaluations))
+        moved = problem.target.follow(state.q, size.total)
+    return WarmedUp(budget.counted(state), near=near)
+
+
+#: What a rise returns: a flat direction that was found, and the last member evaluated.
+_Risen = tuple[FlatDirection | None, tuple[Evaluated, Draws] | None]
+
+
+def _rise_by_points(
+    budget: Budget, state: State, draws: Draws
+) -> Generator[tuple[State, Info], None, _Risen]:
+    """Raise the ELBO on a set of draws by steps of Newton, which take the Hessian at the mean only.
+
+    The mode may be far from the optimum, or at no finite point: what a step is worth is judged by
+    the log densities of the draws, and the first one that gains little is the last.
+    """
+    problem, settings = budget.problem, budget.problem.settings
+    point = Draws([np.zeros((1, state.q.dim))])
+    elbo = budget.elbo(state.q, draws)
+    least = settings.least_gain * state.q.dim
+    for _ in range(settings.most_newton_steps):
+        try:
+            here = budget.evaluate(state.q, point)
+        except NonFiniteError:
+            break
+        if not here.asked.nats > least or not np.isfinite(elbo):
+            break
+        step_size, gain = 1.0, -np.inf
+        while step_size >= settings.shortest_newton_step and not gain > 0:
+            try:
+                mixed = problem.guard(here.q, here.estimate, step_size)
+            except DomainError:
+                return None, None
+            candidate = problem.projection(mixed.q)
+            gain, step_size = budget.elbo(candidate, draws) - elbo, step_size / 2
+        if not gain > 0:
+            break
+        here = replace(here, estimate=replace(here.estimate, elbo=elbo))
+        state, info = advance(budget, state, here, mixed, candidate, len(draws))
+        yield state, info
+        elbo += gain
+        if gain < least:
+            break
+    return None, None
 
 
 def _rise(
-    budget: Budget, state: State, n_samples: int
-) -> Generator[tuple[State, Info], None, FlatDirection | None]:
+    budget: Budget, state: State, draws: Draws
+) -> Generator[tuple[State, Info], None, _Risen]:
     """Raise the ELBO on one set of draws, until a step gains little or the set has settled.
 
-    Returns the direction along which the member was widened again and again, if there is one.
+    A direction along which the member was widened again and again is returned.
     """
     problem, settings = budget.problem, budget.problem.settings
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
         return there.ascends(here, settings.rounding)
 
-    rule = Rule(settings.shortest_warm_up_step, np.inf, helps)
+    rule = Rule(settings.shortest_warm_up_step, np.inf, helps, by_elbo=True)
     none = Secants(settings)  # far from the solution past steps would mislead
-    draws = budget.draw(n_samples, state.q.dim)
     state, here = finite_start(budget, state, draws)
     step_size, forced, widenings, begun = 1.0, True, 0, here.q.variance
-    while True:
+    least = settings.least_gain * state.q.dim
+    while here.asked.nats > least and not settled(problem, here, none):
         step = climb(budget, here, draws, step_size, rule, forced=forced)
         if step is None:
-            return None
+            break
         state, info = advance(
-            budget, state, here, step.mixed, step.there.q, n_samples, step.retreats
+            budget, state, here, step.mixed, step.there.q, len(draws), step.retreats
         )
         yield state, info
         before, here = here, step.there
@@ -99,11 +151,10 @@ def _rise(
         widenings = 0 if flat is None else widenings + 1
         grown = (here.q.variance > settings.most_widening * begun).any()
         if widenings and (grown or widenings == settings.most_widenings):
-            return flat
-        if gain < settings.least_gain * state.q.dim and flat is None:
-            return None
-        if settled(problem, here, none, here.error_of_draws(none)):
-            return None
+            return flat, None
+        if gain < least and flat is None:
+            break
+    return None, (here, draws)
 
 
 def _flat_direction(

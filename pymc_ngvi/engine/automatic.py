@@ -173,6 +173,8 @@ class Engine:
             # More draws do not help where it is not their noise that stands in the way.
             telling = self.size.hessians >= settings.telling_draws
             stuck = 0 if ended.settled or not telling else stuck + 1
+            if not self._is_telling(ended):
+                self.secants = Secants(settings)  # what few draws showed may be their own
             if ended.settled and self._is_near(ended):
                 ended = yield from average(self.budget, self.secants, ended, last)
             state, self.size, self.flat = ended.state, ended.size, ended.flat
@@ -195,6 +197,9 @@ class Engine:
         problem, size = self.problem, self.size
         most = problem.most(size)
         wanted = problem.planned(ended.error, ended.slope_share, size, most)
+        if not (ended.settled and self._is_telling(ended)):
+            telling = problem.settings.telling_draws
+            wanted = Size(min(max(wanted.hessians, telling), most.hessians))
         if wanted.total < problem.settings.least_growth * size.total:
             wanted = Size(problem.settings.least_growth * size.hessians, wanted.gradients)
         hessians = min(wanted.hessians, affordable)
@@ -229,9 +234,16 @@ class Engine:
 
     def _is_near(self, ended: LevelResult) -> bool:
         """Whether a settled level is so close that more draws only have to be averaged in."""
-        settings = self.problem.settings
+        problem, settings = self.problem, self.problem.settings
         return (
-            not self.problem.constrained
+            not problem.constrained
             and ended.amplification < settings.most_amplification
-            and self.problem.excess(ended.error) < settings.most_excess
+            and ended.error.mean.max() < settings.most_displacement**2
+            and self._is_telling(ended)
         )
+
+    def _is_telling(self, ended: LevelResult) -> bool:
+        """Whether there are many Hessians, or they differ so little that a few tell all."""
+        problem, size = self.problem, ended.size
+        many = size.hessians >= problem.settings.telling_draws or not problem.takes_hessians
+        return many or problem.is_even(ended.error, size)

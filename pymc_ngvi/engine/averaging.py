@@ -32,14 +32,16 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         Iteration to stop at.
     """
     problem, settings = budget.problem, budget.problem.settings
-    state, error, total, surprises = level.state, level.error, level.size, 0
+    state, error, total = level.state, level.error, level.size
+    known, surprises, long_steps = total, 0, 0  # the draws whose error is known
     share_of_slopes, few = level.slope_share, problem.few(level.state.q)
+    least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
     common = budget.draw(few, state.q.dim)
     while True:
-        wanted = problem.planned(error, share_of_slopes, total, problem.most(total))
+        wanted = problem.planned(error, share_of_slopes, known, problem.most(known))
         size = problem.rounded_size(
             Size(
-                max(wanted.hessians - total.hessians, few.hessians),
+                max(wanted.hessians - total.hessians, least),
                 max(wanted.gradients - total.gradients, 0),
             ),
             state.q,
@@ -59,18 +61,26 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         if unexplained and problem.excess(left) > 1:
             total, surprises = Size(0), surprises + 1
         share = size.total / (total.total + size.total)
+        long = share**2 * left.mean.max() > settings.linear * problem.accuracy
+        if long:
+            share, total, long_steps = 1.0, Size(0), long_steps + 1
         member = secants.extrapolate(here.q, here.estimate, share)
-        if member is None or surprises > settings.most_surprises:
+        if (
+            member is None
+            or surprises > settings.most_surprises
+            or long_steps > settings.most_long_steps
+        ):
             error = own
             break
         mixed = Mixed(member, share, active=False)
         state, info = advance(budget, state, here, mixed, member, size.total)
         yield state, info
-        total = Size(total.hessians + size.hessians, total.gradients + size.gradients)
+        known = Size(total.hessians + size.hessians, total.gradients + size.gradients)
+        total = Size(0) if long else known
         error = error.averaged(own, share)
         if state.iteration >= last:
             return LevelResult(state, error, False, size)
-        if problem.excess(error) <= 1:
+        if problem.excess(error) <= 1 and not long:
             return LevelResult(budget.counted(state), error, True, size, share_of_slopes)
     return LevelResult(budget.counted(state), error, False, size, share_of_slopes)
 

@@ -78,6 +78,12 @@ class Problem:
         """Ratio of a squared error to the one allowed; see :meth:`SquaredError.excess`."""
         return error.excess(self.accuracy, self.settings)
 
+    def is_even(self, error: SquaredError, size: Size) -> bool:
+        """Whether Hessians differ little between draws, by the error of those of this size."""
+        settings = self.settings
+        on_few = error.log_sd.max() * size.hessians / settings.few_draws
+        return bool(on_few < settings.most_unevenness**2)
+
     def longest_step(self, q: Gaussian) -> float:
         """Longest step of a level, in nats."""
         settings = self.settings
@@ -92,6 +98,9 @@ class Problem:
     def few(self, q: Gaussian) -> Size:
         """Draws of the warm-up and of the first level."""
         settings = self.settings
+        if not self.takes_hessians:
+            balanced = min(2 * q.min_draws(q.dim), settings.balanced_draws)
+            return Size(self.rounded(max(settings.stein_draws, balanced), q))
         low = q.dim < settings.few_dimensions
         n = settings.few_draws_in_few_dimensions if low else settings.few_draws
         return Size(self.rounded(n, q))
@@ -141,7 +150,8 @@ class Problem:
         )
         hessians = of_hessians + np.sqrt(of_hessians * of_gradients / price)
         total = of_gradients + np.sqrt(of_hessians * of_gradients * price)
-        if not self.takes_gradients or total <= hessians:
+        separate = self.takes_gradients and self.is_even(error, size)
+        if not separate or total <= hessians:
             hessians = total = of_hessians + of_gradients
         hessians = min(max(hessians, size.hessians), most.hessians)
         gradients = min(total - hessians, most.gradients)
@@ -266,7 +276,8 @@ class Budget:
             self.problem.target.reseed(draws.seed)
         z = np.concatenate([*draws.replicates, *draws.slopes])
         self.gradients += len(z)
-        ratios = self.problem.target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
+        with np.errstate(over="ignore", invalid="ignore"):  # a step may lead too far
+            ratios = self.problem.target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
         return float(ratios.mean()) if np.isfinite(ratios).all() else -np.inf
 
     def _estimator(self, q: Gaussian) -> BonnetPrice | Stein | Score:

@@ -20,8 +20,10 @@ class Settings:
     few_draws: int = 8
     few_dimensions: int = 8
     few_draws_in_few_dimensions: int = 16
-    #: Draws of a factorised family, at least, where its curvature comes from gradients.
+    #: Draws, at least, where the curvature comes from gradients; and up to so many, twice the fewest
+    #: that a family can use, so that `core.designs` can balance their fourth moments.
     stein_draws: int = 64
+    balanced_draws: int = 256
     #: A level on fewer draws that does not settle says nothing of the posterior: it may not have a
     #: solution where the posterior has one.
     telling_draws: int = 64
@@ -35,7 +37,7 @@ class Settings:
     #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
     plan_margin: float = 1.1
     #: Price of a Hessian, in gradients, when draws are planned.
-    hessian_price: float = 3.0
+    hessian_price: float = 8.0
     hessian_price_per_dimension: float = 0.125
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
@@ -112,17 +114,25 @@ class Settings:
 
     # Averaging fresh draws into a settled level.
 
-    #: Squared error, relative to the one allowed, below which draws are averaged.
-    most_excess: float = 60.0
+    #: Largest standard error, of a mean in posterior standard deviations, with which a level is
+    #: near enough to average draws.
+    most_displacement: float = 0.3
+    #: The same of a log standard deviation, on as many draws as `few_draws`. Where Hessians differ
+    #: more, a few draws of a skewed posterior may lack its tail, and agree on what is wrong.
+    most_unevenness: float = 0.015
+    #: A step is taken for linear if its square is at most this part of the accuracy: what a step
+    #: misses is of its second order. After a longer one, fresh draws begin anew.
+    linear: float = 0.5
     #: Squared error of the solution, relative to that of one step, below which draws are averaged:
     #: where the iteration closes in slowly, one step with new draws does not reach their solution.
     most_amplification: float = 4.0
-    #: New draws at a time, relative to all before, at most.
-    most_averaged: int = 16
+    #: New draws at a time, relative to those of the level, at least: fewer would not contradict it.
+    least_averaged: float = 0.5
     #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0
-    #: Surprises after which averaging gives up.
+    #: Surprises, or steps that are not linear, after which averaging gives up.
     most_surprises: int = 1
+    most_long_steps: int = 2
 
     # Search over starts.
 

@@ -136,7 +136,9 @@ def _rise(
     state, here = finite_start(budget, state, draws)
     step_size, forced, widenings, begun = 1.0, True, 0, here.q.variance
     least = settings.least_gain * state.q.dim
-    while here.asked.nats > least and not settled(problem, here, none):
+    while not settled(problem, here, none):
+        if here.asked.nats < least and not find_flat_direction(here, settings.flat_curvature):
+            break  # a level can go on from here
         step = climb(budget, here, draws, step_size, rule, forced=forced)
         if step is None:
             break

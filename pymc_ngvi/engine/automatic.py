@@ -163,9 +163,9 @@ class Engine:
     def _converge(self, state: State, last: int) -> Iterations:
         problem, settings = self.problem, self.problem.settings
         self.secants = Secants(settings)
-        self.size, near = problem.few(state.q), self._near
-        if near is not None and near[0].q is not state.q:
-            near = None  # the warm-up of another start
+        self.size, near = problem.first(state.q), self._near
+        if near is not None and (near[0].q is not state.q or len(near[1]) != self.size.total):
+            near = None  # from another start, or too few draws
         stuck = 0
         while near is not None or not self.spent:
             ended = yield from level(self.budget, self.secants, state, self.size, last, near=near)

@@ -34,7 +34,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     problem, settings = budget.problem, budget.problem.settings
     state, error, total = level.state, level.error, level.size
     known, surprises, long_steps = total, 0, 0  # the draws whose error is known
-    share_of_slopes, few = level.slope_share, problem.few(level.state.q)
+    share_of_slopes, few = level.slope_share, problem.first(level.state.q)
     least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
     common = budget.draw(few, state.q.dim)
     while True:
@@ -51,7 +51,9 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         problem.target.follow(state.q, size.total)
         try:
             here = budget.evaluate(state.q, budget.draw(size, state.q.dim))
-            if problem.excess(here.distance(secants)) > settings.negligible:
+            left = here.distance(secants)
+            short = left.mean.max() < settings.negligibly_linear * problem.accuracy
+            if problem.excess(left) > settings.negligible and not (len(secants) and short):
                 _look_ahead(budget, secants, here, common)
         except NonFiniteError:
             break

@@ -92,18 +92,22 @@ class Problem:
     def rounded(self, n: int, q: Gaussian) -> int:
         """Round a number of draws up to one that the designs give and the estimator can use."""
         if not self.takes_hessians:
-            n = max(n, self.settings.stein_draws if q.factorised else q.min_draws(q.dim))
+            n = max(n, self.settings.few_draws if q.factorised else q.min_draws(q.dim))
         return designs.rounded_size(n, q.dim)
 
     def few(self, q: Gaussian) -> Size:
-        """Draws of the warm-up and of the first level."""
+        """Draws of the warm-up: as few as show the way."""
         settings = self.settings
-        if not self.takes_hessians:
-            balanced = min(2 * q.min_draws(q.dim), settings.balanced_draws)
-            return Size(self.rounded(max(settings.stein_draws, balanced), q))
         low = q.dim < settings.few_dimensions
         n = settings.few_draws_in_few_dimensions if low else settings.few_draws
         return Size(self.rounded(n, q))
+
+    def first(self, q: Gaussian) -> Size:
+        """Draws of the first level: as few as show their noise."""
+        if self.takes_hessians:
+            return self.few(q)
+        balanced = min(2 * q.min_draws(q.dim), self.settings.balanced_draws)
+        return Size(self.rounded(max(self.settings.stein_draws, balanced), q))
 
     def rounded_size(self, size: Size, q: Gaussian) -> Size:
         """Round a size up to one that the designs give; a few gradients more tell nothing."""
@@ -122,14 +126,12 @@ class Problem:
         )
 
     def planned(self, error: SquaredError, slope_share: float, size: Size, most: Size) -> Size:
-        r"""Draws that reach the accuracy, at most `most`, where those of `size` have this error.
+        """Draws that reach the accuracy, at most `most`, where those of `size` have this error.
 
         A squared error is the sum of a part from the noise of the gradients, which is proportional
         to 1 / (all draws), and one from that of the Hessians, proportional to 1 / (draws with
-        Hessians). With the two parts a / h and b / n, and c the price of a Hessian in gradients,
-        c h + n is least, at a / h + b / n = 1, for
-
-        .. math:: h = a + \sqrt{a b / c}, \quad n = b + \sqrt{a b c}
+        Hessians). The latter is to be a small part of what is allowed, as far as that takes fewer
+        Hessians than draws in all.
 
         Parameters
         ----------
@@ -138,21 +140,16 @@ class Problem:
             Share of the gradients' noise in it.
         size, most : Size
         """
-        excess = self.settings.plan_margin * self.excess(error)
-        if excess <= self.settings.plan_margin:
+        settings, excess = self.settings, self.excess(error)
+        if excess <= 1:
             return size
         if not np.isfinite(excess):
-            return most
-        of_hessians = (1 - slope_share) * excess * size.hessians
-        of_gradients = slope_share * excess * size.total
-        price = self.settings.hessian_price + self.settings.hessian_price_per_dimension * len(
-            error.mean
-        )
-        hessians = of_hessians + np.sqrt(of_hessians * of_gradients / price)
-        total = of_gradients + np.sqrt(of_hessians * of_gradients * price)
-        separate = self.takes_gradients and self.is_even(error, size)
-        if not separate or total <= hessians:
-            hessians = total = of_hessians + of_gradients
+            return Size(most.hessians)
+        excess *= settings.plan_margin
+        hessians = (1 - slope_share) * excess * size.hessians / settings.hessian_share
+        total = slope_share * excess * size.total / (1 - settings.hessian_share)
+        if not (self.takes_gradients and self.is_even(error, size) and hessians < total):
+            return Size(int(min(np.ceil(excess * size.total), most.hessians)), size.gradients)
         hessians = min(max(hessians, size.hessians), most.hessians)
         gradients = min(total - hessians, most.gradients)
         return Size(int(np.ceil(hessians)), max(0, int(np.ceil(gradients))))

@@ -20,8 +20,8 @@ class Settings:
     few_draws: int = 8
     few_dimensions: int = 8
     few_draws_in_few_dimensions: int = 16
-    #: Draws, at least, where the curvature comes from gradients; and up to so many, twice the fewest
-    #: that a family can use, so that `core.designs` can balance their fourth moments.
+    #: Draws, at least, where the curvature comes from gradients; and up to so many, twice the
+    #: fewest that a family can use, so that `core.designs` can balance their fourth moments.
     stein_draws: int = 64
     balanced_draws: int = 256
     #: A level on fewer draws that does not settle says nothing of the posterior: it may not have a
@@ -36,9 +36,8 @@ class Settings:
     most_growth_of_gradients: int = 32
     #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
     plan_margin: float = 1.1
-    #: Price of a Hessian, in gradients, when draws are planned.
-    hessian_price: float = 8.0
-    hessian_price_per_dimension: float = 0.125
+    #: Part of the squared error that planned Hessians leave; the rest is for cheaper gradients.
+    hessian_share: float = 0.25
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
     evaluations_per_level: int = 3
@@ -130,6 +129,8 @@ class Settings:
     least_averaged: float = 0.5
     #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0
+    #: The same where the step's own secant is not worth an evaluation.
+    negligibly_linear: float = 0.05
     #: Surprises, or steps that are not linear, after which averaging gives up.
     most_surprises: int = 1
     most_long_steps: int = 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, Returning, State
+from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
 from pymc_ngvi.engine.problem import Budget, Draws, Size
@@ -58,9 +59,9 @@ def warm_up(
     moved, at_points = True, problem.takes_hessians and not problem.target.reads_batches
     near: tuple[Evaluated, Draws] | None = None
     while moved:
-        draws = budget.draw(size, state.q.dim)
+        draws, widenings = budget.draw(size, state.q.dim), Widenings(state.q, problem.settings)
         for rise in [_rise_by_points] * at_points + [_rise]:
-            rising = Returning(rise(budget, state, draws))
+            rising = Returning(rise(budget, state, draws, widenings))
             for state, info in rising:
                 yield state, info
                 spent = budget.evaluations + budget.gradients
@@ -77,12 +78,44 @@ def warm_up(
     return WarmedUp(budget.counted(state), near=near)
 
 
+class Widenings:
+    """Counts the steps in a row that gain by widening a member along a flat direction.
+
+    Whether the posterior is proper there shows soonest on the few draws of the warm-up.
+
+    Parameters
+    ----------
+    q : Gaussian
+        The member before the first step.
+    settings : Settings
+
+    Attributes
+    ----------
+    flat : FlatDirection or None
+        The direction along which the last step widened the member.
+    """
+
+    def __init__(self, q: Gaussian, settings: Settings) -> None:
+        self._begun, self._settings = q.variance, settings
+        self._count = 0
+        self.flat: FlatDirection | None = None
+
+    def add(self, before: Gaussian, here: Evaluated, gain: float) -> bool:
+        """Count a step, and return whether the posterior is not proper."""
+        settings, variance = self._settings, here.q.variance
+        widened = gain >= settings.flat_gain and np.max(variance / before.variance) >= 1.5
+        self.flat = find_flat_direction(here, settings.flat_curvature) if widened else None
+        self._count = self._count + 1 if self.flat else 0
+        grown = (variance > settings.most_widening * self._begun).any()
+        return self.flat is not None and bool(grown or self._count >= settings.most_widenings)
+
+
 #: What a rise returns: a flat direction that was found, and the last member evaluated.
 _Risen = tuple[FlatDirection | None, tuple[Evaluated, Draws] | None]
 
 
 def _rise_by_points(
-    budget: Budget, state: State, draws: Draws
+    budget: Budget, state: State, draws: Draws, widenings: Widenings
 ) -> Generator[tuple[State, Info], None, _Risen]:
     """Raise the ELBO on a set of draws by steps of Newton, which take the Hessian at the mean only.
 
@@ -91,13 +124,15 @@ def _rise_by_points(
     """
     problem, settings = budget.problem, budget.problem.settings
     point = Draws([np.zeros((1, state.q.dim))])
-    elbo = budget.elbo(state.q, draws)
+    elbo, gain, before = budget.elbo(state.q, draws), 0.0, state.q
     least = settings.least_gain * state.q.dim
     for _ in range(settings.most_newton_steps):
         try:
             here = budget.evaluate(state.q, point)
         except NonFiniteError:
             break
+        if gain and widenings.add(before, here, gain):
+            return widenings.flat, None
         if not here.asked.nats > least or not np.isfinite(elbo):
             break
         step_size, gain = 1.0, -np.inf
@@ -113,14 +148,14 @@ def _rise_by_points(
         here = replace(here, estimate=replace(here.estimate, elbo=elbo))
         state, info = advance(budget, state, here, mixed, candidate, len(draws))
         yield state, info
-        elbo += gain
+        before, elbo = here.q, elbo + gain
         if gain < least:
             break
     return None, None
 
 
 def _rise(
-    budget: Budget, state: State, draws: Draws
+    budget: Budget, state: State, draws: Draws, widenings: Widenings
 ) -> Generator[tuple[State, Info], None, _Risen]:
     """Raise the ELBO on one set of draws, until a step gains little or the set has settled.
 
@@ -134,7 +169,7 @@ def _rise(
     rule = Rule(settings.shortest_warm_up_step, np.inf, helps, by_elbo=True)
     none = Secants(settings)  # far from the solution past steps would mislead
     state, here = finite_start(budget, state, draws)
-    step_size, forced, widenings, begun = 1.0, True, 0, here.q.variance
+    step_size, forced = 1.0, True
     least = settings.least_gain * state.q.dim
     while not settled(problem, here, none):
         if here.asked.nats < least and not find_flat_direction(here, settings.flat_curvature):
@@ -149,24 +184,8 @@ def _rise(
         before, here = here, step.there
         step_size, forced = min(1.0, 2 * info.step_size), False
         gain = here.estimate.elbo - before.estimate.elbo
-        flat = _flat_direction(before, here, gain, settings)
-        widenings = 0 if flat is None else widenings + 1
-        grown = (here.q.variance > settings.most_widening * begun).any()
-        if widenings and (grown or widenings == settings.most_widenings):
-            return flat, None
-        if gain < least and flat is None:
+        if widenings.add(before.q, here, gain):
+            return widenings.flat, None
+        if gain < least and widenings.flat is None:
             break
     return None, (here, draws)
-
-
-def _flat_direction(
-    before: Evaluated, here: Evaluated, gain: float, settings: Settings
-) -> FlatDirection | None:
-    """Return the flat direction along which the last step has gained by widening the member.
-
-    Whether the posterior is proper there shows soonest on the few draws of the warm-up.
-    """
-    growth = float(np.max(here.q.variance / before.q.variance))
-    if gain < settings.flat_gain or growth < 1.5:
-        return None
-    return find_flat_direction(here, settings.flat_curvature)

@@ -166,21 +166,31 @@ class Engine:
         self.size, near = problem.first(state.q), self._near
         if near is not None and (near[0].q is not state.q or len(near[1]) != self.size.total):
             near = None  # from another start, or too few draws
-        stuck = 0
+        stuck = least_steps = 0
         while near is not None or not self.spent:
-            ended = yield from level(self.budget, self.secants, state, self.size, last, near=near)
-            near = None
+            ended = yield from level(
+                self.budget,
+                self.secants,
+                state,
+                self.size,
+                last,
+                near=near,
+                least_steps=least_steps,
+            )
+            near, least_steps = None, 0
             # More draws do not help where it is not their noise that stands in the way.
             telling = self.size.hessians >= settings.telling_draws
             stuck = 0 if ended.settled or not telling else stuck + 1
             if not self._is_telling(ended):
-                self.secants = Secants(settings)  # what few draws showed may be their own
+                # What few draws showed may be their own, and the posterior is far from Gaussian.
+                self.secants, least_steps = Secants(settings), settings.least_steps
             if ended.settled and self._is_near(ended):
                 ended = yield from average(self.budget, self.secants, ended, last)
             state, self.size, self.flat = ended.state, ended.size, ended.flat
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
-            if ended.settled and problem.excess(ended.error) <= 1:
+            precise = problem.excess(ended.error) <= 1 and self._is_telling(ended)
+            if ended.settled and precise:
                 return Status.CONVERGED, state
             if problem.target.follow(state.q, self.size.total):
                 continue  # the error was that of an anchor far away
@@ -215,7 +225,9 @@ class Engine:
             more = max(settings.telling_draws, settings.least_growth * self.budget.most_drawn)
             self.size = Size(problem.rounded(min(more, settings.most_draws), state.q))
             before = state.iteration
-            ended = yield from level(self.budget, self.secants, state, self.size, last, forced=True)
+            ended = yield from level(
+                self.budget, self.secants, state, self.size, last, least_steps=1
+            )
             state = ended.state
             if state.iteration == before:
                 break  # no step helps

@@ -60,7 +60,7 @@ def level(
     last: int,
     *,
     near: tuple[Evaluated, Draws] | None = None,
-    forced: bool = False,
+    least_steps: int = 0,
 ) -> LevelIterations:
     """Iterate on one set of draws until it settles, no step helps, or the budget is spent.
 
@@ -76,8 +76,10 @@ def level(
         Iteration to stop at.
     near : tuple of (Evaluated, Draws), optional
         The member of the state on draws of this size, to go on with instead of fresh ones.
-    forced : bool
-        Take the first step even where nothing is left to go, and where the budget is spent.
+    least_steps : int
+        Steps to take even where nothing is left to go, the first even where the budget is spent. By
+        themselves steps turn into the direction in which the iteration closes in most slowly: it
+        takes some to see how slowly that is.
     """
     problem, settings = budget.problem, budget.problem.settings
     # Between two sets of draws only: those in use would have less in common afterwards.
@@ -94,12 +96,16 @@ def level(
         # condition and a rise of the ELBO could take turns for ever.
         return there.asked.nats < least or there.ascends(here, settings.rounding)
 
-    while forced or not settled(problem, here, secants):
+    steps = 0
+    while steps < least_steps or not settled(problem, here, secants):
         least = min(least, here.asked.nats)
         rule = Rule(settings.shortest_step, problem.longest_step(here.q), helps)
         step = _extrapolate(budget, secants, here, draws, rule)
+        forced = steps == 0 < least_steps
         step = step or climb(budget, here, draws, step_size, rule, forced=forced)
-        forced = False
+        steps += 1
+        if step is None and settled(problem, here, secants):
+            break
         if step is None:
             flat = find_flat_direction(here, settings.flat_curvature)
             error = here.error_of_draws(secants)

@@ -38,6 +38,9 @@ class Settings:
     plan_margin: float = 1.1
     #: Part of the squared error that planned Hessians leave; the rest is for cheaper gradients.
     hessian_share: float = 0.25
+    #: Steps of a level, at least, where Hessians differ much between draws: until as many secants
+    #: are known, a slow iteration may be taken for one that has settled.
+    least_steps: int = 8
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
     evaluations_per_level: int = 3

@@ -242,14 +242,20 @@ class Score(_DrawsEstimator):
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
-    """Average estimates, each from the same number of draws."""
-    errors = np.array([estimate.elbo_se for estimate in estimates])
+    """Average independent estimates, each from the same number of draws.
+
+    Where one alone is too few draws to tell the error of its ELBO, their scatter does.
+    """
+    elbos = np.array([estimate.elbo for estimate in estimates])
+    elbo_se = float(np.linalg.norm([estimate.elbo_se for estimate in estimates]) / len(elbos))
+    if np.isnan(elbo_se) and len(elbos) > 1:
+        elbo_se = float(elbos.std(ddof=1) / np.sqrt(len(elbos)))
     couplings = [e.coupling for e in estimates if e.coupling is not None]
     return Estimate(
         gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
         hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
-        elbo=float(np.mean([estimate.elbo for estimate in estimates])),
-        elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
+        elbo=float(elbos.mean()),
+        elbo_se=elbo_se,
         evaluations=sum(estimate.evaluations for estimate in estimates),
         coupling=np.mean(couplings, axis=0) if couplings else None,
     )

@@ -241,7 +241,7 @@ class Engine:
         elbos = []
         for state in states:
             self.problem.target.place_anchor(state.q)  # another state's may be far from this one
-            elbos.append(self.budget.elbo(state.q, draws))
+            elbos.append(self.budget.elbo(state.q, draws)[0])
         return elbos
 
     def _is_near(self, ended: LevelResult) -> bool:
@@ -250,7 +250,7 @@ class Engine:
         return (
             not problem.constrained
             and ended.amplification < settings.most_amplification
-            and ended.error.mean.max() < settings.most_displacement**2
+            and bool(ended.error.mean.max() < settings.most_displacement**2)
             and self._is_telling(ended)
         )
 

@@ -58,7 +58,7 @@ def _lowest(q: Gaussian, hessian: Array) -> tuple[float, Array]:
         """Minus the Hessian, between whitened points."""
         direction = q.unwhiten(z.reshape(1, -1))[0] - q.mean
         moved = q.mean - q.solve(q.product(hessian, direction))
-        return q.whiten(moved[np.newaxis])[0]
+        return np.asarray(q.whiten(moved[np.newaxis])[0])
 
     # Lanczos' method: the extreme eigenvalues of a large matrix show in a small space.
     basis = [np.random.default_rng(0).standard_normal(q.dim)]  # the same every time

@@ -267,15 +267,22 @@ class Budget:
         asked = problem.asked(q, estimate)
         return Evaluated(q, estimate, errors, max(1, len(parts) - 1), asked, plain)
 
-    def elbo(self, q: Gaussian, draws: Draws) -> float:
-        """ELBO of a member on common draws, by log densities; minus infinity if not finite."""
+    def elbo(self, q: Gaussian, draws: Draws) -> tuple[float, float]:
+        """ELBO of a member on common draws and its standard error, by log densities alone.
+
+        It is minus infinity where one of them is not finite.
+        """
         if draws.seed is not None:
             self.problem.target.reseed(draws.seed)
         z = np.concatenate([*draws.replicates, *draws.slopes])
         self.gradients += len(z)
         with np.errstate(over="ignore", invalid="ignore"):  # a step may lead too far
             ratios = self.problem.target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
-        return float(ratios.mean()) if np.isfinite(ratios).all() else -np.inf
+        if not np.isfinite(ratios).all():
+            return -np.inf, np.nan
+        sizes = list(map(len, (*draws.replicates, *draws.slopes)))
+        means = [part.mean() for part in np.split(ratios, np.cumsum(sizes)[:-1])]
+        return float(ratios.mean()), float(np.std(means, ddof=1) / np.sqrt(len(means)))
 
     def _estimator(self, q: Gaussian) -> BonnetPrice | Stein | Score:
         """Return the estimator; in few dimensions factorised families take Newton's step by it."""

@@ -111,7 +111,7 @@ class Settings:
     examined_growth: int = 4
     #: Draws in all, before the fit has come near the optimum, and before it is called converged.
     #: The latter are taken whatever the budget: a wrong answer is worse than a late one.
-    examined_early: int = 640
+    examined_early: int = 768
     examined_late: int = 5000
 
     # Averaging fresh draws into a settled level.

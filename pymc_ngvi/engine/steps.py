@@ -112,7 +112,7 @@ def _halve(
         if candidate.kl(here.q) > rule.longest:
             continue
         # Where a first step was too long, more may be: log densities show that for less.
-        if rule.by_elbo and not first and budget.elbo(candidate, draws) < here.estimate.elbo:
+        if rule.by_elbo and not first and budget.elbo(candidate, draws)[0] < here.estimate.elbo:
             continue
         first = False
         try:

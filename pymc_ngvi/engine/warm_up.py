@@ -124,7 +124,7 @@ def _rise_by_points(
     """
     problem, settings = budget.problem, budget.problem.settings
     point = Draws([np.zeros((1, state.q.dim))])
-    elbo, gain, before = budget.elbo(state.q, draws), 0.0, state.q
+    (elbo, elbo_se), gain, before = budget.elbo(state.q, draws), 0.0, state.q
     least = settings.least_gain * state.q.dim
     for _ in range(settings.most_newton_steps):
         try:
@@ -142,13 +142,14 @@ def _rise_by_points(
             except DomainError:
                 return None, None
             candidate = problem.projection(mixed.q)
-            gain, step_size = budget.elbo(candidate, draws) - elbo, step_size / 2
+            there, there_se = budget.elbo(candidate, draws)
+            gain, step_size = there - elbo, step_size / 2
         if not gain > 0:
             break
-        here = replace(here, estimate=replace(here.estimate, elbo=elbo))
+        here = replace(here, estimate=replace(here.estimate, elbo=elbo, elbo_se=elbo_se))
         state, info = advance(budget, state, here, mixed, candidate, len(draws))
         yield state, info
-        before, elbo = here.q, elbo + gain
+        before, elbo, elbo_se = here.q, there, there_se
         if gain < least:
             break
     return None, None

@@ -54,7 +54,7 @@ class Settings:
     #: Most steps by the curvature at the mean alone, and the shortest of them: where a shorter one
     #: would be needed, the curvature at a point misleads.
     most_newton_steps: int = 20
-    shortest_newton_step: float = 2.0**-20
+    shortest_newton_step: float = 2.0**-3
     #: Shortest step of a level, where a shorter one would only follow the noise.
     shortest_step: float = 2.0**-4
     #: Longest step of a level, in nats: this much, or `longest_step_per_dimension` times d.

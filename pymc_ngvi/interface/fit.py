@@ -168,8 +168,8 @@ class Fit:
         """Write the result to the approximation; return it with the state that is kept."""
         if self.search is not None and self.search.best is not None:
             # Cut short in a later start, which must not replace what an earlier one came to.
-            spent = self.search.engine.evaluations
-            result = replace(result, state=replace(self.search.best, evaluations=spent))
+            best = self.search.engine.budget.counted(self.search.best)
+            result = replace(result, state=best)
             self.search.best = None
         self.state = result.state
         self.approx.set_gaussian(result.q)

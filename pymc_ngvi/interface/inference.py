@@ -146,7 +146,7 @@ class NGVI(Inference):
             Number of these draws.
         log_likelihood : bool
             Include the log-likelihood of each observation in the InferenceData.
-        importance : {None, "psis", "resample"}
+        importance : {None, "psis", "resample", "match"}
             What to do with the importance weights of the draws: see `sample` of the approximation.
         **options
             As in the constructor, except `family`; they hold for this fit only.

@@ -26,6 +26,7 @@ from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup
 from pymc_ngvi.results.inferencedata import to_inference_data, to_multitrace
+from pymc_ngvi.results.matching import PILOT_DRAWS
 from pymc_ngvi.results.nuts import nuts_keywords
 from pymc_ngvi.results.records import (
     SavedFit,
@@ -35,7 +36,7 @@ from pymc_ngvi.results.records import (
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
-from pymc_ngvi.results.weighing import POOL, check_importance, resample, weigh
+from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
 
 
 class GaussianApproximation:
@@ -156,17 +157,19 @@ class GaussianApproximation:
             variables.
         random_seed : int, sequence of int, numpy.random.Generator or None
             The same seed gives the same draws. A larger number of draws begins with the same ones,
-            except with ``importance="resample"``.
+            except where draws are chosen among more.
         return_inferencedata : bool
             False returns PyMC's ``MultiTrace``, which includes all unconstrained variables.
         log_likelihood : bool
             Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
             :func:`pymc_ngvi.compare`.
-        importance : {None, "psis", "resample"}
+        importance : {None, "psis", "resample", "match"}
             None returns the draws as they are. "psis" requires their importance weights,
             `log_weight` in the group `sample_stats`, and warns where k-hat says that they cannot be
             used. "resample" makes ten times as many draws and chooses among them by these weights;
-            the result then needs no weights.
+            the result then needs no weights. "match" does the same after moving the draws by affine
+            maps to where the weights say that the posterior is, if that lowers k-hat; see
+            :mod:`pymc_ngvi.results.matching`.
         replace : bool
             Resample with replacement.
         include_transformed : bool
@@ -186,7 +189,8 @@ class GaussianApproximation:
 
         The group `sample_stats` holds for each draw the log density `lp` of the model, `log_q` of
         the approximation, both on the unconstrained scale, and `log_weight`, the logarithm of their
-        ratio, smoothed and normalised. After resampling the weights are equal.
+        ratio, smoothed and normalised. After resampling the weights are equal; after matching
+        `log_q` is that of the moved Gaussian, and the attributes have `khat_unmatched` as well.
         """
         n = check_count("draws", draws)
         check_importance(importance, replace=replace)
@@ -199,8 +203,11 @@ class GaussianApproximation:
         transform = self._transform_for(self.model if model is None else model)
         if importance is None and not return_inferencedata:
             return to_multitrace(transform(self._draw_flat(n, rng), rng), transform)
-        if importance == "resample":
+        if importance in RESAMPLED:
             pool = weigh(self.gaussian, self._draw_flat(n * POOL, rng), transform, required=True)
+            if importance == "match":
+                pilot = self._draw_flat(PILOT_DRAWS, rng)
+                pool = match(pool, pilot, self.gaussian, transform)
             weighed = resample(pool, n, rng, replace=replace)
         else:
             required = log_likelihood or importance is not None

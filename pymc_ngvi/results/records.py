@@ -22,6 +22,7 @@ from pymc_ngvi.core.algorithm import Info, Status
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, all_families
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.engine.search import Attempt
+from pymc_ngvi.model.centring import Degrees
 from pymc_ngvi.model.layout import Layout, Outline
 from pymc_ngvi.results.parameters import COLUMNS, empty_table, make_table
 from pymc_ngvi.results.report import Report
@@ -49,6 +50,8 @@ class SavedFit:
         The `random_seed` of the fit, if it was a number or several.
     loaded : tuple of str
         Names of the data containers that a loader filled.
+    centring : dict of str to array
+        Degrees of centring of variables that were recentred.
     """
 
     gaussian: Gaussian
@@ -58,6 +61,7 @@ class SavedFit:
     report: Report | None
     seed: Any
     loaded: tuple[str, ...] = ()
+    centring: Degrees = dataclasses.field(default_factory=dict)
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the fit as a dataset of numbers and strings."""
@@ -83,6 +87,7 @@ class SavedFit:
                 "report": report_to_json(self.report),
                 "seed": json.dumps(self.seed),
                 "loaded": json.dumps(self.loaded),
+                "centring": degrees_to_json(self.centring),
             },
         )
 
@@ -107,6 +112,7 @@ class SavedFit:
             report=report,
             seed=json.loads(attrs["seed"]),
             loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
+            centring=degrees_from_json(attrs.get("centring", "{}")),
         )
 
 
@@ -142,14 +148,27 @@ def gaussian_from_dataset(dataset: xarray.Dataset) -> Gaussian:
     )
 
 
-def moments_to_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
+def degrees_to_json(degrees: Degrees) -> str:
+    """Return degrees of centring as JSON."""
+    return json.dumps({name: np.asarray(degree).tolist() for name, degree in degrees.items()})
+
+
+def degrees_from_json(text: str) -> Degrees:
+    """Inverse of `degrees_to_json`."""
+    return {name: np.array(degree, float) for name, degree in json.loads(text).items()}
+
+
+def moments_to_dataset(
+    gaussian: Gaussian, layout: Layout, centring: Degrees | None = None
+) -> xarray.Dataset:
     """Return mean and covariance, or variances, by the names of the unconstrained components."""
     dims = _AXES[: gaussian.covariance.ndim]
     spread = "covariance" if len(dims) == 2 else "variance"
     return xarray.Dataset(
         {"mean": (dims[:1], gaussian.mean), spread: (dims, gaussian.covariance)},
         coords={dim: list(layout.names) for dim in dims},
-        attrs={"family": gaussian.name},
+        attrs={"family": gaussian.name}
+        | ({"centring": degrees_to_json(centring)} if centring else {}),
     )
 
 

@@ -89,7 +89,7 @@ def choose_centring(
     if not gain > max(LEAST_GAIN, ERRORS * error):
         spent = dataclasses.replace(first, evaluations=second.evaluations)
         return Recentred(_from_state(prepared, spent), {})
-    note = f"{describe_degrees(degrees)} (ELBO {gain:+.2f})"
+    note = f"{describe_degrees(degrees)} (ELBO {gain:+.2f} after the warm-up)"
     changed = dataclasses.replace(changed, recentred=note, seconds=seconds)
     return Recentred(_from_state(changed, second), degrees)
 

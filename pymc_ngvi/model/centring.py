@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pymc
 import pytensor.tensor as pt
+from pymc.distributions.continuous import HalfCauchyRV, HalfStudentTRV
 from pymc.distributions.transforms import LogTransform
 from pymc.logprob.transforms import Transform
 from pytensor.graph.basic import Variable
@@ -32,7 +33,6 @@ from pytensor.tensor.random.basic import (
     CauchyRV,
     ExponentialRV,
     GumbelRV,
-    HalfCauchyRV,
     HalfNormalRV,
     LaplaceRV,
     LogisticRV,
@@ -74,8 +74,9 @@ _FORMS = {
     LogNormalRV: _Form(0, 1, log=True),
     # The logarithm of these has the logarithm of their scale as its location.
     ExponentialRV: _Form(None, 0, log=True),
-    HalfCauchyRV: _Form(None, 1, log=True),
+    HalfCauchyRV: _Form(None, 0, log=True),
     HalfNormalRV: _Form(None, 1, log=True),
+    HalfStudentTRV: _Form(None, 1, log=True),
 }
 
 

@@ -23,7 +23,7 @@ from pymc_ngvi.interface.prepare import Prepared, prepare
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.recentre import choose_centring
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
-from pymc_ngvi.model.centring import Degrees, recentred
+from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
@@ -234,13 +234,10 @@ class NGVI(Inference):
 
     def _given_centring(self) -> Degrees:
         """Return the degrees of centring that were asked for, or that the start has."""
-        if isinstance(self.options.reparametrize, Mapping):
-            degrees = dict(self.options.reparametrize)
-        elif self.options.reparametrize == "auto":
-            degrees = centring_of(self.options.start)
-        else:
-            degrees = {}
-        return {name: np.asarray(degree, dtype=float) for name, degree in degrees.items()}
+        how = self.options.reparametrize
+        if isinstance(how, Mapping):
+            return check_degrees(self.model, how)
+        return centring_of(self.options.start) if how == "auto" else {}
 
     def _build_target(self, model: pymc.Model | None = None) -> ModelTarget:
         backend, compile_kwargs = self._compilation

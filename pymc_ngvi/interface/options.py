@@ -338,7 +338,9 @@ def _get_estimator(estimator: Any) -> Any:
 
 
 def _check_reparametrize(value: Any) -> None:
-    if isinstance(value, Mapping) or value is False or value == "auto":
+    if value is False or (isinstance(value, str) and value == "auto"):
+        return
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return
     raise ValueError(
         'reparametrize must be "auto", False or degrees of centring by name such as '

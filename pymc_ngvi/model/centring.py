@@ -154,6 +154,17 @@ def candidates(model: pymc.Model, *, factorised: bool) -> list[str]:
     return found
 
 
+def check_degrees(model: pymc.Model, degrees: Mapping[str, Any]) -> Degrees:
+    """Return degrees of centring as arrays, or raise an error that names the variable.
+
+    Raises
+    ------
+    ValueError
+        A variable cannot be recentred, or a degree is not a number from 0 to 1.
+    """
+    return {name: _checked(name, degree, _find(model, name)[0]) for name, degree in degrees.items()}
+
+
 def recentred(model: pymc.Model, degrees: Mapping[str, Any]) -> pymc.Model:
     """Return a model of the same variables, some of them with another degree of centring.
 
@@ -164,12 +175,8 @@ def recentred(model: pymc.Model, degrees: Mapping[str, Any]) -> pymc.Model:
     ----------
     model : pymc.Model
     degrees : mapping of str to number or array
-        For each variable its degree of centring, from 0 (non-centred) to 1 (centred).
-
-    Raises
-    ------
-    ValueError
-        A variable cannot be recentred, or a degree is not a number from 0 to 1.
+        For each variable its degree of centring, from 0 (non-centred) to 1 (centred); see
+        :func:`check_degrees` for what is refused.
     """
     if not degrees:
         return model
@@ -286,7 +293,7 @@ def _checked(name: str, degree: Any, variable: Variable) -> Array:
     try:
         array = np.asarray(degree, dtype=variable.dtype)
         valid = bool(np.all((array >= 0) & (array <= 1))) and array.ndim <= variable.ndim
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         valid = False
     if not valid:
         raise ValueError(

@@ -136,6 +136,10 @@ class GaussianApproximation:
         """The fitted model, as the user gave it."""
         return self._shown
 
+    @model.setter
+    def model(self, model: pymc.Model) -> None:  # PyMC 5 sets it
+        self._shown = model
+
     @contextmanager
     def _on_fitted_values(self) -> Iterator[None]:
         """Show PyMC's methods the model whose unconstrained values were fitted."""

@@ -92,10 +92,11 @@ def test_pymc_itself_computes_the_same_elbo(approx, idata):
     assert float(size.eval()) == pytest.approx(float(ours), abs=0.3)
 
 
-def test_predictions_loo_and_other_models_work(model, approx, idata):
-    predicted = pm.sample_posterior_predictive(idata, model=model, progressbar=False, random_seed=1)
+def test_predictions_loo_and_other_models_work(approx, idata):
+    same = schools()  # PyMC 5 cannot sample a model by NUTS after it has sampled predictions
+    predicted = pm.sample_posterior_predictive(idata, model=same, progressbar=False, random_seed=1)
     assert predicted["posterior_predictive"]["y"].shape == (1, 2000, 8)
-    assert np.isfinite(ngvi.loo(idata).elpd if hasattr(ngvi.loo(idata), "elpd") else 0.0)
+    assert ngvi.loo(idata).n_data_points == 8
     again = approx.sample(5, model=schools(), random_seed=3)
     expected = approx.sample(5, random_seed=3)
     np.testing.assert_allclose(again["posterior"]["theta"], expected["posterior"]["theta"])

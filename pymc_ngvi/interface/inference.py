@@ -218,7 +218,7 @@ class NGVI(Inference):
         another = (backend, compile_kwargs) not in ((None, None), self._compilation)
         if another:
             self._compilation = (backend, compile_kwargs)
-        if another or not self._target.is_of(self.model):
+        if another or not self._target.is_of(self._target.model):
             self.approx.target = self._target = self._build_target()
 
     def _recentre(self, prepared: Prepared) -> Prepared:

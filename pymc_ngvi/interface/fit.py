@@ -18,7 +18,7 @@ from pymc_ngvi.engine.automatic import Engine
 from pymc_ngvi.engine.derivatives import Finding, examine
 from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.engine.search import Search
-from pymc_ngvi.engine.settings import DEFAULTS
+from pymc_ngvi.engine.settings import DEFAULTS, Settings
 from pymc_ngvi.errors import (
     BudgetSpent,
     EstimatorChanged,
@@ -120,7 +120,7 @@ class Fit:
         result: Result | None = None
         with Shield() as shield:
             try:
-                with self._timed("fit"), progress, shield.lifted():
+                with self._timed("fit"), shield.lifted():
                     result = algorithm.drive(iterations, self.state, callbacks, target)
                     self._examine(result)
             except KeyboardInterrupt:  # outside the iterations, which keep their own state
@@ -132,6 +132,7 @@ class Fit:
                 if isinstance(error, NonFiniteError):
                     error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
                 raise
+            progress.stage("judging")
             verdict = self._conclude(result, shield)
         for note in self._notes:
             if note not in self._told and note.category is not None:
@@ -249,11 +250,11 @@ class Fit:
             self._seconds[stage] += time.perf_counter() - begin
 
 
-def make_search(prepared: Prepared) -> Search:
+def make_search(prepared: Prepared, settings: Settings = DEFAULTS) -> Search:
     """Return the automatic engine, with more states to start from where the first end badly."""
     parts, options = prepared.parts, prepared.options
     problem = Problem(
-        prepared.target, parts.estimator, parts.guard, parts.projection, options.accuracy
+        prepared.target, parts.estimator, parts.guard, parts.projection, options.accuracy, settings
     )
     engine = Engine(problem, options.max_evaluations, prepared.rng)
     return Search(engine, prepared.maker.elsewhere)

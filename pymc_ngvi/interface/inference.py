@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -122,6 +123,7 @@ class NGVI(Inference):
         draws: int = 1000,
         log_likelihood: bool = False,
         importance: str | None = None,
+        _bar: ProgressBar | None = None,
         **options: Any,
     ) -> Any:
         """Fit the approximation.
@@ -177,12 +179,17 @@ class NGVI(Inference):
         n = int(n)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
-        self._update_target(backend, compile_kwargs)
-        prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
-        if n and chosen.may_recentre and "approx" not in vars(self):
-            prepared = self._recentre(prepared)
-        self._fit = Fit(prepared, self.approx, score=score is not False, callbacks=callbacks or [])
-        self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        bar = _bar or ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
+        with bar if _bar is None else nullcontext():
+            bar.stage("building")
+            self._update_target(backend, compile_kwargs)
+            prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
+            if n and chosen.may_recentre and "approx" not in vars(self):
+                bar.stage("centring")
+                prepared = self._recentre(prepared)
+            score = score is not False
+            self._fit = Fit(prepared, self.approx, score=score, callbacks=callbacks or [])
+            self._fit.run(n, bar)
         for group in self.approx.groups:
             group.include_transformed = include_transformed
         if not return_inferencedata:
@@ -205,7 +212,8 @@ class NGVI(Inference):
         if self._fit is None:
             raise TypeError("Need to call `.fit` first")
         n = check_count("n", n)
-        self._fit.refine(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
+        with ProgressBar(n, enabled=progressbar, theme=progressbar_theme) as bar:
+            self._fit.refine(n, bar)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: to profile the target, pass ``compile_kwargs={"profile": True}`` to `fit`."""
@@ -281,7 +289,7 @@ class NGVI(Inference):
 _FIT_KEYWORDS = {
     name
     for name, parameter in inspect.signature(NGVI.fit).parameters.items()
-    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n")
+    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n", "_bar")
 }
 
 
@@ -309,8 +317,11 @@ def fit_method(
         return method.fit(n, **given)
     options, rest = split_keywords(given, _FIT_KEYWORDS | {"loader"})
     compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs", "loader")}
-    Run(n=n, **rest)  # which raises before the model is looked at
-    return NGVI(model=model, **compilation, **options).fit(n, **rest)
+    run = Run(n=n, **rest)  # which raises before the model is looked at
+    bar = ProgressBar(int(n), enabled=run.progressbar, theme=run.progressbar_theme)
+    with bar:
+        bar.stage("building")
+        return NGVI(model=model, **compilation, **options).fit(n, **rest, _bar=bar)
 
 
 def fit_ngvi(

@@ -1,4 +1,4 @@
-"""The progress of a fit: the bar of PyMC with columns of our own, or lines of text."""
+"""The progress of a fit: the bar of PyMC with columns of our own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class ProgressBar:
     """Shows what a fit is doing, from the first second to its end.
 
     In a terminal or a notebook it is one line: the stage, and once there are iterations their
-    number, ELBO, step size, sample size and evaluations per second. Elsewhere (a log, a pipe) each
-    stage is a line of text on the standard error, once.
+    number, ELBO, step size, sample size and evaluations per second. Elsewhere nothing is shown.
 
     Parameters
     ----------
@@ -43,8 +42,6 @@ class ProgressBar:
     ) -> None:
         live = Console(theme=theme) if console is None else console
         is_live = live.is_terminal or live.is_jupyter
-        text = Console(theme=theme, stderr=True) if console is None else console
-        self._lines = text if enabled and not is_live else None
         self._total = total
         self._stage = ""
         self._count = 0
@@ -85,8 +82,6 @@ class ProgressBar:
         self._begin = time.perf_counter()
         # It is drawn at once, before work that may keep Python busy.
         self._progress.update(self._task, description=name.capitalize(), refresh=True)
-        if self._lines is not None:
-            self._lines.print(f"ngvi: {name}", highlight=False, markup=False)
 
     def update(self, state: State, info: Info) -> None:
         """Show one more iteration."""

@@ -15,6 +15,7 @@ from pymc.exceptions import SamplingError
 from pymc_ngvi.core.algorithm import Returning, State
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.engine.settings import DEFAULTS, Settings
 from pymc_ngvi.errors import DomainError, NonFiniteError
 from pymc_ngvi.interface.fit import make_search
 from pymc_ngvi.interface.prepare import Prepared, prepare
@@ -38,6 +39,9 @@ LEAST_GAIN, ERRORS = 0.1, 3.0
 _SHARE = 4
 #: Draws that carry a Gaussian from one parametrisation to another, for each dimension.
 _CARRIED = 20
+
+#: What is to be judged by its ELBO takes more draws: on few, a skewed scale may come out too wide.
+_JUDGED = Settings(few_draws=64, few_draws_in_few_dimensions=64)
 
 
 class Recentred(NamedTuple):
@@ -81,7 +85,8 @@ def choose_centring(
         start = Start(in_family(_carried(first.q, target, degrees), options.parts.family))
         plain = dataclasses.replace(options, start=None)
         changed = prepare(other, plain, [start], prepared.rng, seconds=prepared.seconds)
-        second = _warm_up(_from_state(changed, changed.states[0], first.evaluations))
+        changed = _from_state(changed, changed.states[0], first.evaluations)
+        second = _warm_up(changed, _JUDGED)
         gain, error = _gain(changed, second.q, prepared, first.q)
     except (NonFiniteError, DomainError, SamplingError, np.linalg.LinAlgError):
         return stay
@@ -94,8 +99,8 @@ def choose_centring(
     return Recentred(_from_state(changed, second), degrees)
 
 
-def _warm_up(prepared: Prepared) -> State:
-    engine = make_search(prepared).engine
+def _warm_up(prepared: Prepared, settings: Settings = DEFAULTS) -> State:
+    engine = make_search(prepared, settings).engine
     state, last = (
         prepared.states[0],
         prepared.states[0].iteration + prepared.options.max_evaluations,

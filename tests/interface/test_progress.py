@@ -53,24 +53,8 @@ def test_a_stage_is_shown_when_it_begins():
         assert "iterations" not in stream.getvalue()
 
 
-def test_a_log_gets_a_line_for_each_stage():
-    lines = ["building", "compiling", "fitting", "judging"]
-    assert show(terminal=False).split("\n")[:-1] == [f"ngvi: {line}" for line in lines]
-
-
-def test_a_stage_named_twice_is_shown_once():
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=False, theme=default_progress_theme)
-    with ProgressBar(10, enabled=True, theme=default_progress_theme, console=console) as bar:
-        bar.stage("building")
-        bar.stage("building")
-    assert stream.getvalue() == "ngvi: building\n"
-
-
-def test_a_log_is_on_the_standard_error(capsys):
-    with ProgressBar(10, enabled=True, theme=default_progress_theme) as bar:
-        bar.stage("building")
-    assert capsys.readouterr() == ("", "ngvi: building\n")
+def test_a_log_gets_nothing():
+    assert show(terminal=False).strip() == ""
 
 
 @pytest.mark.parametrize("terminal", [False, True])

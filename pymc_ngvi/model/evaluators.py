@@ -28,7 +28,9 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Dot
 
 from pymc_ngvi._compat import inline_inner_graphs
 from pymc_ngvi.core.linalg import Array
@@ -49,8 +51,9 @@ _NUMBERS_PER_CALL = 2**17
 # Numbers for which derivatives are computed and not used before a function without them is built:
 # interpreted, this takes some tenths of a second, as building does.
 _WASTE_LIMIT = 2**22
-# JAX compiles once for each shape, so its calls always take as many draws, the last ones padded.
-_JAX_DRAWS = 32
+# JAX compiles once for each shape; and PyTensor rewrites graphs with matrix factorisations in half
+# the time where it knows all shapes. Their calls always take as many draws, the last ones padded.
+_FIXED_DRAWS = 32
 
 
 class Evaluator(ABC):
@@ -209,15 +212,23 @@ class Batched(Evaluator):
         """The graph of many draws, with gradient."""
         graph = self._graph
         (dim,) = graph.x.type.shape
-        draws = _JAX_DRAWS if self._compiler.on_jax else None
-        many = pt.matrix("draws", shape=(draws, dim), dtype="float64")
         with pytensor.config.change_flags(traceback__limit=0):
             single = inline_inner_graphs([graph.checked, graph.smooth])
+            draws = _FIXED_DRAWS if self._is_fixed else None
+            many = pt.matrix("draws", shape=(draws, dim), dtype="float64")
             density, smooth = vectorize_graph(single, {graph.x: many})
             if not density.type.ndim:  # it does not depend on the draw
                 density = density + pt.zeros(many.shape[0])
             gradient = pytensor.grad(smooth.sum(), many, disconnected_inputs="ignore")
         return {"draws": many, "density": density, "gradient": gradient}
+
+    @cached_property
+    def _is_fixed(self) -> bool:
+        """Whether all calls take the same number of draws."""
+        return self._compiler.on_jax or any(
+            isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot)
+            for node in io_toposort([], [self._graph.checked])
+        )
 
     def _build(self, order: int) -> Any:
         symbols = self._symbols
@@ -233,12 +244,12 @@ class Batched(Evaluator):
 
     def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
         function, n, size = self._function(order), len(inputs[0]), self._draws_per_call(data)
-        if n <= size and not self._compiler.on_jax:
+        if n <= size and not self._is_fixed:
             return [*function(*inputs, *data)]
         parts = []
         for start in range(0, n, size):
             part = [array[start : start + size] for array in inputs]
-            short = size - len(part[0]) if self._compiler.on_jax else 0
+            short = size - len(part[0]) if self._is_fixed else 0
             if short:
                 part = [np.concatenate([a, np.repeat(a[:1], short, axis=0)]) for a in part]
             found = function(*part, *data)
@@ -246,8 +257,8 @@ class Batched(Evaluator):
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def _draws_per_call(self, data: Data) -> int:
-        if self._compiler.on_jax:
-            return _JAX_DRAWS
+        if self._is_fixed:
+            return _FIXED_DRAWS
         return max(_NUMBERS_PER_CALL // self._numbers_per_draw(data), 1)
 
     def numbers(self, data: Data = ()) -> int:

@@ -174,7 +174,13 @@ class NGVI(Inference):
         rng = as_generator(chosen.random_seed)
         self._update_target(backend, compile_kwargs)
         prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
-        self._fit = Fit(prepared, self.approx, score=score is not False, callbacks=callbacks or [])
+        self._fit = Fit(
+            prepared,
+            self.approx,
+            score=score is not False,
+            callbacks=callbacks or [],
+            family_reason=self._chosen.reason,
+        )
         self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
         for group in self.approx.groups:
             group.include_transformed = include_transformed

@@ -188,10 +188,13 @@ def in_family(gaussian: Gaussian, family: type[Gaussian]) -> Gaussian:
     """Return the Gaussian where `family` has it, else the member with its mean and variances."""
     if isinstance(gaussian, family):
         return gaussian
-    if isinstance(gaussian, SparseGaussian) and issubclass(family, SparseGaussian):
-        # Every fit makes a class of its own for its structure.
-        if family.structure.has_places_of(gaussian.structure):
-            return family.from_mean_precision(gaussian.mean, gaussian.precision)
+    # Every fit makes a class of its own for its structure.
+    if (
+        isinstance(gaussian, SparseGaussian)
+        and issubclass(family, SparseGaussian)
+        and family.structure.has_places_of(gaussian.structure)
+    ):
+        return family.from_mean_precision(gaussian.mean, gaussian.precision)
     return family.from_mean_variance(gaussian.mean, gaussian.variance)
 
 

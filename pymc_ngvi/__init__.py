@@ -9,7 +9,12 @@ SciPy only and can be used on any log density with derivatives.
 from pymc_ngvi._version import __version__
 from pymc_ngvi.core import schedules, theory
 from pymc_ngvi.core.estimators import BonnetPrice, Score, Stein
-from pymc_ngvi.core.families import CentredDiagonalGaussian, DiagonalGaussian, FullGaussian
+from pymc_ngvi.core.families import (
+    CentredDiagonalGaussian,
+    DiagonalGaussian,
+    FullGaussian,
+    SparseGaussian,
+)
 from pymc_ngvi.core.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
 from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 from pymc_ngvi.errors import (
@@ -51,6 +56,7 @@ __all__ = [
     "NonNegativeMean",
     "ScheduleError",
     "Score",
+    "SparseGaussian",
     "Stein",
     "Subsampling",
     "UnreliableFit",

@@ -8,10 +8,13 @@ import sys
 PROGRAM = """
 import sys
 import pymc
-before = set(sys.modules)
+def packages():
+    # SciPy has extension modules that put a private name beside the package.
+    names = {name.partition(".")[0] for name in sys.modules}
+    return {name for name in names - sys.stdlib_module_names if not name.startswith("_")}
+before = packages()
 import pymc_ngvi
-new = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(*sorted(new - set(sys.stdlib_module_names)))
+print(*sorted(packages() - before))
 """
 
 

@@ -16,7 +16,7 @@ _BLUE, _GREEN = ("#e8f0fa", "#3b6ea5"), ("#eef6ea", "#4c8b3f")
 
 
 def read_contracts(pyproject: Path) -> tuple[list[list[str]], set[str]]:
-    """Return the layers, highest first, and the packages that import NumPy and SciPy only."""
+    """Return the layers, highest first, and the packages that know nothing of PyMC."""
     linter = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]
     contracts = {contract["type"]: contract for contract in linter["contracts"]}
     layers = [
@@ -61,7 +61,7 @@ def draw(pyproject: Path, path: Path) -> None:
         top += height + 6
     legend = (
         f'<text x="14" y="22" style="fill: {_BLUE[1]}">blue: may import PyMC and ArviZ</text>'
-        f'<text x="280" y="22" style="fill: {_GREEN[1]}">green: NumPy and SciPy only</text>'
+        f'<text x="280" y="22" style="fill: {_GREEN[1]}">green: NumPy, SciPy and Numba only</text>'
         '<text x="540" y="22">a package imports from the rows below its own</text>'
     )
     path.parent.mkdir(exist_ok=True)

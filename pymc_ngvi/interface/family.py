@@ -9,9 +9,8 @@ from pymc_ngvi.core.families import FullGaussian, Gaussian, SparseGaussian
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.interface.options import Options
 from pymc_ngvi.model.target import ModelTarget
+from pymc_ngvi.results.report import FEW_PARAMETERS
 
-# Up to this many parameters dense matrices cost next to nothing.
-_FEW = 200
 # A sparse factor is taken where it saves at least this factor of the work of a dense one: sparse
 # operations run at a tenth of the speed of dense ones.
 _GAIN = 10
@@ -50,7 +49,7 @@ def choose_family(options: Options, target: ModelTarget) -> Choice:
 
 
 def _choose(options: Options, target: ModelTarget) -> Choice:
-    if target.dim <= _FEW:
+    if target.dim <= FEW_PARAMETERS:
         return Choice(FullGaussian, "few parameters")
     if options.projection is not None or options.parts.needs_hessian is False:
         return Choice(FullGaussian, "the projection or the estimator asks for it")

@@ -62,6 +62,8 @@ class Fit:
         Whether to keep the losses.
     callbacks : sequence of callables
         PyMC's: called as ``callback(approx, losses, i)`` after each iteration.
+    family_reason : str
+        Why the family was chosen, for the report.
 
     Attributes
     ----------
@@ -80,11 +82,13 @@ class Fit:
         *,
         score: bool = True,
         callbacks: Sequence[PyMCCallback] = (),
+        family_reason: str = "",
     ) -> None:
         self.prepared = prepared
         self.approx = approx
         self.score = score
         self.callbacks = callbacks
+        self.family_reason = family_reason
         self.state = prepared.states[0]
         self.history: list[Info] = []
         self.search = make_search(prepared) if prepared.options.automatic else None
@@ -202,6 +206,7 @@ class Fit:
             verdict=verdict,
             estimator=getattr(estimator, "name", repr(estimator)),
             backend=self.prepared.target.backend,
+            family_reason=self.family_reason,
             compile_seconds=self.prepared.seconds,
             fit_seconds=self._seconds["fit"],
             verdict_seconds=self._seconds["verdict"],

@@ -187,8 +187,13 @@ class NGVI(Inference):
             if n and chosen.may_recentre and "approx" not in vars(self):
                 bar.stage("centring")
                 prepared = self._recentre(prepared)
-            score = score is not False
-            self._fit = Fit(prepared, self.approx, score=score, callbacks=callbacks or [])
+            self._fit = Fit(
+                prepared,
+                self.approx,
+                score=score is not False,
+                callbacks=callbacks or [],
+                family_reason=self._chosen.reason,
+            )
             self._fit.run(n, bar)
         for group in self.approx.groups:
             group.include_transformed = include_transformed

@@ -101,7 +101,8 @@ class RowSums(Evaluator):
             super().find_structure(points, data)
             return
         pattern = self._evaluator(data).pattern
-        self.structure = Structure(pattern.dim, pattern.rows, pattern.columns)
+        structure = Structure(pattern.dim, pattern.rows, pattern.columns)
+        self.structure = None if structure.is_full else structure
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""

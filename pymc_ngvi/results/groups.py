@@ -153,7 +153,7 @@ class NGVIFullRankGroup(FullRankGroup, _GaussianGroup):
 
 
 class SparseDraws(Op):
-    """Draws of the sparse Gaussian that a group holds, from standard normal rows."""
+    """Draws of the sparse Gaussian that a group holds, and their log densities."""
 
     __props__ = ("group",)
 
@@ -163,13 +163,16 @@ class SparseDraws(Op):
     def make_node(self, rows: Any, mean: Any) -> Apply:
         """Apply to standard normal rows (n, d) and the mean (d,)."""
         rows, mean = pt.as_tensor(rows), pt.as_tensor(mean)
-        return Apply(self, [rows, mean], [pt.matrix(shape=rows.type.shape, dtype="float64")])
+        draws = pt.matrix(shape=rows.type.shape, dtype="float64")
+        return Apply(self, [rows, mean], [draws, pt.vector(dtype="float64")])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Solve with the sparse factor."""
-        rows, mean = inputs
-        centred = self.group.held.gaussian.with_mean(np.zeros(self.group.ddim))
-        outputs[0][0] = mean + centred.unwhiten(np.asarray(rows, dtype=np.float64))
+        rows, mean = (np.asarray(array, dtype=np.float64) for array in inputs)
+        gaussian = self.group.held.gaussian
+        outputs[0][0] = gaussian.with_mean(mean).unwhiten(rows)
+        constant = 0.5 * (gaussian.log_det_precision - gaussian.dim * np.log(2 * np.pi))
+        outputs[1][0] = constant - 0.5 * np.square(rows).sum(axis=1)
 
 
 class NGVISparseGroup(FullRankGroup, _GaussianGroup):
@@ -219,15 +222,12 @@ class NGVISparseGroup(FullRankGroup, _GaussianGroup):
     @node_property  # type: ignore[untyped-decorator]
     def symbolic_random(self) -> Any:
         """Return draws from standard normal rows."""
-        return SparseDraws(self)(self.symbolic_initial, self.mean)
+        return SparseDraws(self)(self.symbolic_initial, self.mean)[0]
 
     @node_property  # type: ignore[untyped-decorator]
     def symbolic_logq_not_scaled(self) -> Any:
         """Return the log density of these draws."""
-        rows = self.symbolic_initial
-        gaussian = self.held.gaussian
-        constant = 0.5 * (gaussian.log_det_precision - self.ddim * np.log(2 * np.pi))
-        return constant - 0.5 * (rows**2).sum(axis=1)
+        return SparseDraws(self)(self.symbolic_initial, self.mean)[1]
 
 
 def covariance_factor(gaussian: Gaussian) -> Array:

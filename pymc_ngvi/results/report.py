@@ -18,6 +18,8 @@ from pymc_ngvi.results.verdict import Verdict
 
 #: Number of parameters that the printed report names.
 _NAMED = 3
+#: Up to this many parameters a full covariance costs next to nothing, and choosing it is no news.
+FEW_PARAMETERS = 200
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Report:
         fitted, this is the start.
     family, estimator : str
         Names of the family and of the estimator.
+    family_reason : str
+        Why ``family="auto"`` chose this family; empty where the family was given.
     backend : str
         What evaluated the log density: "interpreted" or the name of a compiler, and with "auto" the
         time that compiling took, if it paid.
@@ -113,6 +117,7 @@ class Report:
     notes: tuple[str, ...] = ()
     problem: str = ""
     backend: str = ""
+    family_reason: str = ""
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
@@ -134,6 +139,7 @@ class Report:
         verdict: Verdict,
         estimator: str,
         backend: str,
+        family_reason: str,
         compile_seconds: float,
         fit_seconds: float,
         verdict_seconds: float,
@@ -151,7 +157,7 @@ class Report:
         result : Result
             Outcome of its last run.
         verdict : Verdict
-        estimator, backend : str
+        estimator, backend, family_reason : str
         compile_seconds, fit_seconds, verdict_seconds : float
         starts : sequence of Attempt
         notes : sequence of str
@@ -189,6 +195,7 @@ class Report:
             anchors=fitting.anchors,
             problem=verdict.problem,
             backend=backend,
+            family_reason=family_reason,
             parameters=verdict.parameters,
         )
 
@@ -253,6 +260,8 @@ class Report:
             ("largest step", f"{self.max_step_kl:.3g} nats"),
             ("guard", f"acted {self.guard_activations} times, {self.retreats} retreats"),
         ]
+        if self.family_reason and self.dim > FEW_PARAMETERS:
+            rows.insert(2, ("", self.family_reason))
         if self.n_rows:
             rows.append(("data", self._data()))
         if len(self.starts) > 1:

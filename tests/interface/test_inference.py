@@ -223,12 +223,16 @@ class TestResult:
     def test_evaluations_are_counted(self):
         model, _, _ = gaussian_regression(2)
         inference = ngvi.NGVI(model=model, random_seed=1, **QUICK)
-        counted = []
-        evaluate = inference._target.evaluate
-        inference._target.evaluate = lambda draws, kind: (
-            counted.append(len(draws)),
-            evaluate(draws, kind),
-        )[1]
+        target, counted = inference._target, []
+
+        def counting(evaluate):
+            def evaluate_and_count(draws, curvature):
+                counted.append(len(draws))
+                return evaluate(draws, curvature)
+
+            return evaluate_and_count
+
+        target.evaluate, target.average = counting(target.evaluate), counting(target.average)
         approx = inference.fit(progressbar=False)
         at_the_start = 2  # one to check that it is finite, one for the curvature
         assert approx.report.evaluations == sum(counted) - at_the_start

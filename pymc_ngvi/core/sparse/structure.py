@@ -83,6 +83,19 @@ class Structure:
         return int(self.rows.size)
 
     @property
+    def is_full(self) -> bool:
+        """Whether the matrix has all entries, so that nothing is gained by leaving some out."""
+        return self.nnz == self.dim * (self.dim + 1) // 2
+
+    def has_places_of(self, other: Structure) -> bool:
+        """Whether values on the other structure are values on this one."""
+        return (
+            self.dim == other.dim
+            and np.array_equal(self.rows, other.rows)
+            and np.array_equal(self.columns, other.columns)
+        )
+
+    @property
     def diagonal(self) -> Integers:
         """Places of the diagonal entries among the values, (d,)."""
         return self.start[:-1]

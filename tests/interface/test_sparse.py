@@ -1,0 +1,267 @@
+"""The sparse family from end to end: it gives what the full family gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_ngvi as ngvi
+from pymc_ngvi._compat import PYMC_6
+from pymc_ngvi.core.families import FullGaussian, SparseGaussian
+from pymc_ngvi.results.approximation import NGVIFullRank, NGVISparse
+from tests.conftest import fit
+
+
+def varying_intercepts(groups):
+    """Centred: intercepts have entries with the common parameters, not with each other."""
+    rng = np.random.default_rng(20240101)
+    group = np.repeat(np.arange(groups), 5)
+    x = rng.normal(size=group.size)
+    y = 1 + rng.normal(0, 0.8, groups)[group] + 0.5 * x + rng.normal(0, 0.7, group.size)
+    with pm.Model(coords={"group": range(groups)}) as model:
+        mu = pm.Normal("mu", 0.0, 2.0)
+        tau = pm.HalfNormal("tau", 1.0)
+        slope = pm.Normal("slope", 0.0, 1.0)
+        sigma = pm.HalfNormal("sigma", 1.0)
+        intercept = pm.Normal("intercept", mu, tau, dims="group")
+        pm.Normal("y", intercept[group] + slope * x, sigma, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return varying_intercepts(60)
+
+
+@pytest.fixture(scope="module")
+def approx(model):
+    return fit(model, family="sparse")
+
+
+@pytest.fixture(scope="module")
+def full(model):
+    return fit(model, family="fullrank")
+
+
+@pytest.fixture(scope="module")
+def idata(approx):
+    return approx.sample(500, random_seed=1, log_likelihood=True)
+
+
+def same(first, second):
+    """Whether two Gaussians agree in every bit, with their structures."""
+    arrays = first.arrays()
+    return all(np.array_equal(arrays[name], value) for name, value in second.arrays().items())
+
+
+def test_agrees_with_the_full_family(approx, full):
+    assert isinstance(approx, NGVISparse)
+    assert isinstance(full, NGVIFullRank)
+    deviations = np.sqrt(full.gaussian.variance)
+    np.testing.assert_array_less(abs(approx.gaussian.mean - full.gaussian.mean) / deviations, 0.05)
+    ratio = np.sqrt(approx.gaussian.variance) / deviations
+    np.testing.assert_array_less(abs(np.log(ratio)), 0.02)
+    first, second = np.tril_indices(approx.gaussian.dim)
+    covariances = approx.gaussian.covariance_between(first, second)
+    scale = deviations[first] * deviations[second]
+    np.testing.assert_allclose(
+        covariances / scale, full.gaussian.covariance[first, second] / scale, atol=0.03
+    )
+    assert approx.report.elbo == pytest.approx(full.report.elbo, abs=0.02)
+
+
+def test_structure_is_that_of_the_hessian(approx):
+    groups, common = 60, 4
+    structure = approx.gaussian.structure
+    # All pairs of common parameters but (mu, slope), (mu, sigma), (tau, slope) and (tau, sigma),
+    # which no term of the log density has together.
+    pairs = common * (common - 1) // 2 - 4
+    assert structure.nnz == groups * (1 + common) + common + pairs
+
+
+def test_auto_takes_full_for_few_parameters_and_says_why(model):
+    approx = fit(model, n=0)
+    assert isinstance(approx.gaussian, FullGaussian)
+    assert approx.report.family_reason == "few parameters"
+    assert "few parameters" not in str(approx.report)
+
+
+def test_auto_takes_sparse_for_many_and_says_why():
+    approx = fit(varying_intercepts(250))
+    assert isinstance(approx.gaussian, SparseGaussian)
+    assert approx.report.status == "converged"
+    assert approx.report.family_reason == "0.035 of the Hessian is not zero"
+    rows = str(approx.report).splitlines()
+    assert rows[1].split(maxsplit=1)[1] == "sparse, 254 parameters, bonnet-price"
+    assert rows[2].strip() == approx.report.family_reason
+
+
+def test_a_family_that_was_named_needs_no_reason(approx):
+    assert approx.report.family_reason == ""
+
+
+def test_draws(approx, idata):
+    posterior = idata["posterior"]
+    assert posterior["intercept"].dims == ("chain", "draw", "group")
+    draws = posterior["intercept"].values[0]
+    where = next(slot.where for slot in approx.layout if slot.variable == "intercept")
+    mean, deviations = approx.gaussian.mean[where], np.sqrt(approx.gaussian.variance[where])
+    z = (draws.mean(0) - mean) / deviations * np.sqrt(len(draws))
+    assert abs(z).max() < 4.5
+    again = approx.sample(500, random_seed=1)["posterior"]["intercept"].values[0]
+    np.testing.assert_array_equal(draws, again)
+
+
+def test_inference_data_holds_the_fit(approx, idata):
+    group = idata["fit"]
+    gaussian = approx.gaussian
+    assert group.attrs["family"] == "sparse"
+    assert "covariance" not in group
+    assert list(group["parameter"].values) == list(approx.layout.names)
+    np.testing.assert_array_equal(group["mean"].values, gaussian.mean)
+    np.testing.assert_array_equal(group["variance"].values, gaussian.variance)
+    for name, values in gaussian.arrays().items():
+        np.testing.assert_array_equal(group[name].values, values)
+
+
+def test_a_file_keeps_every_bit(approx, model, tmp_path):
+    approx.save(tmp_path / "fit.nc")
+    loaded = ngvi.load(tmp_path / "fit.nc", model)
+    assert isinstance(loaded, NGVISparse)
+    assert same(approx.gaussian, loaded.gaussian)
+    assert str(loaded.report) == str(approx.report)
+    np.testing.assert_array_equal(loaded.hist, approx.hist)
+    assert loaded.history == approx.history
+    names = ("mu", "tau", "intercept")
+    before, after = (one.sample(20, random_seed=3)["posterior"] for one in (approx, loaded))
+    for name in names:
+        np.testing.assert_array_equal(before[name].values, after[name].values)
+
+
+@pytest.mark.parametrize("what", ["approximation", "InferenceData"])
+def test_start_from_a_sparse_fit(what, approx, idata, model):
+    start = approx if what == "approximation" else idata
+    begun = fit(model, family="sparse", start=start, n=0)
+    assert same(approx.gaussian, begun.gaussian)
+    again = fit(model, family="sparse", start=start)
+    assert again.report.status == "converged"
+    assert again.report.iterations < approx.report.iterations
+
+
+def test_start_from_another_family(approx, full, model):
+    begun = fit(model, family="sparse", start=full, n=0)
+    np.testing.assert_allclose(begun.gaussian.mean, full.gaussian.mean)
+    np.testing.assert_allclose(begun.gaussian.variance, full.gaussian.variance)
+    begun = fit(model, family="fullrank", start=approx, n=0)
+    np.testing.assert_allclose(begun.gaussian.mean, approx.gaussian.mean)
+    np.testing.assert_allclose(begun.gaussian.variance, approx.gaussian.variance)
+
+
+def test_graphs_of_pymc(approx, model):
+    np.testing.assert_array_equal(approx.mean.eval(), approx.gaussian.mean)
+    np.testing.assert_allclose(approx.std.eval(), np.sqrt(approx.gaussian.variance))
+    with pytest.raises(NotImplementedError, match=r"64 parameters is not built: take approx\.std"):
+        approx.cov  # noqa: B018
+    draws = approx.sample_node(model["mu"], size=400).eval()
+    where = list(approx.layout.names).index("mu")
+    scale = np.sqrt(approx.gaussian.variance[where] / len(draws))
+    assert abs(draws.mean() - approx.gaussian.mean[where]) < 4.5 * scale
+
+
+def test_log_density_of_pymc_follows_the_gaussian(model, full):
+    """The graph of log q, built before a fit, is that of the Gaussian that is held after it."""
+    inference = ngvi.NGVI(model=model, family="sparse", random_seed=1, backend="interpreted")
+    approx = inference.approx
+    graph = approx.groups[0].symbolic_logq_not_scaled
+    initial = approx.groups[0].symbolic_initial
+    z = np.random.default_rng(1).normal(size=(3, approx.gaussian.dim))
+    for gaussian in (
+        approx.gaussian,
+        type(approx.gaussian).from_mean_variance(full.gaussian.mean, full.gaussian.variance),
+    ):
+        approx.set_gaussian(gaussian)
+        expected = gaussian.log_density(gaussian.unwhiten(z))
+        np.testing.assert_allclose(graph.eval({initial: z}), expected)
+
+
+def test_nuts(approx):
+    with pytest.raises(NotImplementedError, match=r'sparse fit gives NUTS no metric.*"nutpie"'):
+        approx.nuts_kwargs()
+    if PYMC_6:
+        keywords = approx.nuts_kwargs(sampler="nutpie", chains=2, random_seed=1)
+        assert set(keywords) == {"chains", "tune", "nuts_sampler", "initvals"}
+        assert keywords["initvals"]["intercept"].shape == (60,)
+    else:
+        with pytest.raises(NotImplementedError, match="PyMC 5 does not pass a start to nutpie"):
+            approx.nuts_kwargs(sampler="nutpie")
+
+
+def test_callbacks_and_refine(model):
+    means = []
+
+    def callback(approx, losses, i):
+        means.append(approx.mean.eval())
+        assert len(losses) == i
+
+    inference = ngvi.NGVI(model=model, family="sparse", random_seed=1, backend="interpreted")
+    approx = inference.fit(callbacks=[callback], progressbar=False)
+    iterations = approx.report.iterations
+    assert len(means) == iterations
+    before = approx.gaussian
+    inference.refine(2, progressbar=False)
+    assert approx.report.status == "refined"
+    assert approx.report.iterations == iterations + 2
+    assert approx.gaussian.kl(before) < 0.01
+
+
+def test_one_step_of_a_schedule_is_exact_on_a_chain():
+    """The posterior of a random walk seen with noise is Gaussian: step size 1 reaches it."""
+    with pm.Model() as chain:
+        steps = pm.GaussianRandomWalk(
+            "steps", mu=0.0, sigma=0.5, init_dist=pm.Normal.dist(0.0, 1.0), shape=30
+        )
+        pm.Normal("y", steps, 0.7, observed=np.sin(np.arange(30.0)))
+    options = dict(step_size=1.0, n_samples=2, n=1)
+    sparse, full = (fit(chain, family=name, **options).gaussian for name in ("sparse", "fullrank"))
+    assert sparse.structure.nnz == 30 + 29
+    np.testing.assert_allclose(sparse.structure.matrix(sparse.precision).toarray(), full.precision)
+    np.testing.assert_allclose(sparse.mean, full.mean)
+
+
+@pytest.mark.filterwarnings("ignore:loo", "ignore:.*Pareto")
+def test_loo(idata, full):
+    """Leave-one-out of both families is the same within its Monte-Carlo error."""
+    sparse = ngvi.loo(idata)
+    other = ngvi.loo(full.sample(500, random_seed=1, log_likelihood=True))
+    name = "elpd" if hasattr(sparse, "elpd") else "elpd_loo"
+    assert getattr(sparse, name) == pytest.approx(getattr(other, name), abs=3.0)
+
+
+def logistic(columns):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(100, columns))
+    with pm.Model() as model:
+        slopes = pm.Normal("slopes", 0.0, 1.0, shape=columns)
+        pm.Bernoulli("y", logit_p=x @ slopes, observed=rng.integers(0, 2, 100))
+    return model
+
+
+def multivariate():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0, shape=6)
+        pm.MvNormal("y", mu, np.eye(6) + 0.5, observed=np.arange(6.0))
+    return model
+
+
+@pytest.mark.parametrize("build", [lambda: logistic(60), multivariate], ids=["rows", "MvNormal"])
+def test_dense_hessian_is_refused(build):
+    with pytest.raises(ValueError, match=r'family="sparse" is not possible.*its Hessian is dense'):
+        ngvi.NGVI(model=build(), family="sparse", backend="interpreted")
+
+
+def test_full_covariance_beyond_memory_is_refused():
+    with pm.Model() as model:
+        pm.Normal("x", 0.0, 1.0, shape=200_000)
+    with pytest.raises(ValueError, match="a full covariance of 200,000 parameters takes about"):
+        fit(model, family="fullrank")

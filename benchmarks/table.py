@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
+
+from process import read
 
 Row = dict[str, str]
 
@@ -43,14 +44,6 @@ def write(results: Path) -> None:
         *_subsampling(results),
     ]
     (results.parent / "RESULTS.md").write_text("\n\n".join(filter(None, sections)) + "\n")
-
-
-def read(path: Path) -> list[Row]:
-    """Read the rows of a CSV file; none if it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _groups(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:

@@ -74,7 +74,9 @@ class State:
     iteration : int
         Iterations done, and so the t of the next one.
     evaluations : int
-        Evaluations of the target spent so far.
+        Evaluations of the target spent so far, by the estimator.
+    gradients : int
+        Further evaluations so far, of gradients or log densities alone.
     previous : Gaussian or None
         Member before the last step, to retreat to where the target turns out not to be finite.
     average : Gaussian or None
@@ -87,6 +89,7 @@ class State:
     q: Gaussian
     iteration: int = 0
     evaluations: int = 0
+    gradients: int = 0
     previous: Gaussian | None = None
     average: Gaussian | None = None
     averaged: int = 0
@@ -121,7 +124,10 @@ class Info:
         Times the previous step was halved because the target was not finite where it led (the
         entry of that step describes it as it was first taken).
     evaluations : int
-        Evaluations of the target so far, all iterations.
+        Evaluations of the target so far, all iterations, by the estimator.
+    gradients : int
+        Further evaluations so far, of gradients or log densities alone: the automatic engine takes
+        them where Hessians would tell no more.
     passes : float
         Passes over the data so far, of a target that reads its data in batches.
     """
@@ -136,6 +142,7 @@ class Info:
     projection_active: bool
     retreats: int
     evaluations: int
+    gradients: int = 0
     passes: float = 0.0
 
 
@@ -271,7 +278,10 @@ def step(
         evaluations=evaluations,
         passes=target.passes,
     )
-    return State(projected, state.iteration + 1, evaluations, q, average, averaged), info
+    after = State(
+        projected, state.iteration + 1, evaluations, state.gradients, q, average, averaged
+    )
+    return after, info
 
 
 def run(

@@ -15,6 +15,10 @@ Higher moments remain. Large sets start from scrambled Sobol points instead of i
 ones, which helps where a few directions matter and the target is far from Gaussian in them. Their
 fourth moments are too small by less, and the scales follow from the measured shortfall.
 
+A few draws in many dimensions cannot have exact second moments. They are as far apart as possible
+instead: orthogonal, and of length sqrt(d), which leaves their fourth moments too small by the
+factor d / (d + 2).
+
 Several independent sets of draws, the replicates, show by their scatter how large the noise is.
 """
 
@@ -60,7 +64,7 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     The antithetic partner of a row is half the number of rows further on.
     """
     halves = [orthogonal(pairs, dim, rng)[:pairs] for _ in range(2)]
-    spread = 2 / pairs
+    spread = 2 / max(pairs, dim)
     if _uses_sobol(pairs, dim):  # their shortfall is smaller, and is measured
         radii = np.mean([np.square(np.square(half).sum(axis=1)).mean() for half in halves])
         spread = max(0.0, dim * (dim + 2) / float(radii) - 1)
@@ -75,8 +79,7 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
 def replicates(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
     """Draw about n rows as independent replicates of equal size, whose scatter shows their noise.
 
-    There are 4 replicates where each then has enough pairs to be balanced, 8 where the sets are
-    large, else 2. The size is rounded up to whole replicates; see :func:`replicate_size`.
+    The size is rounded up to whole replicates; see :func:`replicate_size`.
     """
     count, pairs, is_balanced = replicate_size(n, dim)
     draw = balanced if is_balanced else orthogonal
@@ -84,7 +87,11 @@ def replicates(n: int, dim: int, rng: np.random.Generator) -> list[Array]:
 
 
 def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
-    """Return the number of replicates, the pairs in a set, and whether replicates are balanced."""
+    """Return the number of replicates, the pairs in a set, and whether replicates are balanced.
+
+    Sets with enough pairs have exact second moments: 8 replicates where they are large, 4 or 2
+    where n is just enough for that. Fewer draws make 4 replicates, down to a pair each.
+    """
     least = max(dim, FEWEST_PAIRS)
     if n >= 32 * max(least, 2 * SOBOL_PAIRS):
         count = 8
@@ -93,8 +100,15 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
         count = 4
     elif n >= 8 * least:
         count = 2
-    else:
+    elif dim <= FEWEST_PAIRS:
+        # One pair in one dimension would always be the same.
+        return 2, FEWEST_PAIRS * -(-n // (4 * FEWEST_PAIRS)), False
+    elif n >= 4 * dim:
         return 2, -(-n // 4), False
+    elif n <= 8:
+        return 4, 1, False
+    else:
+        return 4, -(-n // 16), True
     return count, max(-(-n // (4 * count)), least), True
 
 

@@ -53,6 +53,22 @@ class Estimate:
     coupling: Array | None = None
 
 
+@dataclass(frozen=True)
+class Slope:
+    """Mean gradient under a Gaussian, and the ELBO, from draws without Hessians.
+
+    Attributes
+    ----------
+    gradient : array, (d,)
+    elbo, elbo_se : float
+        As in :class:`Estimate`.
+    """
+
+    gradient: Array
+    elbo: float
+    elbo_se: float
+
+
 class Estimator(Protocol):
     """Estimate the mean gradient and Hessian of a target under q from n samples.
 
@@ -136,6 +152,21 @@ class BonnetPrice(_DrawsEstimator):
         )
         return Estimate(gradient, q.symmetrise(hessian), elbo, elbo_se, len(z), coupling)
 
+    def slope_at(self, target: Target, q: Gaussian, z: Array) -> Slope:
+        r"""Estimate the mean gradient alone, from given standard normal rows z (n, d).
+
+        A gradient costs a small part of a Hessian. The precision of q is a control variate:
+
+        .. math:: g = \frac1N\sum_n r_n, \quad r_n = \nabla f(x_n) + L z_n,
+                  \quad x_n = \mu + L^{-\top} z_n
+        """
+        evaluation = _evaluate_gradients(target, q, z)
+        residual = evaluation.gradient - q.score_whitened(z)
+        elbo, elbo_se = mean_and_error(
+            evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
+        )
+        return Slope(residual.mean(axis=0), elbo, elbo_se)
+
 
 class Stein(_DrawsEstimator):
     r"""Mean Hessian from gradients alone, for targets that have no second derivatives.
@@ -156,10 +187,7 @@ class Stein(_DrawsEstimator):
     needs_hessian: ClassVar[bool] = False
 
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
-        draws = q.unwhiten(z)
-        evaluation = target.evaluate(draws, "none")
-        if not _all_finite(evaluation.log_density, evaluation.gradient):
-            raise _non_finite(evaluation, draws)
+        evaluation = _evaluate_gradients(target, q, z)
         residual = evaluation.gradient - q.score_whitened(z)
         elbo, elbo_se = mean_and_error(
             evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
@@ -214,14 +242,20 @@ class Score(_DrawsEstimator):
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
-    """Average estimates, each from the same number of draws."""
-    errors = np.array([estimate.elbo_se for estimate in estimates])
+    """Average independent estimates, each from the same number of draws.
+
+    Where one alone is too few draws to tell the error of its ELBO, their scatter does.
+    """
+    elbos = np.array([estimate.elbo for estimate in estimates])
+    elbo_se = float(np.linalg.norm([estimate.elbo_se for estimate in estimates]) / len(elbos))
+    if np.isnan(elbo_se) and len(elbos) > 1:
+        elbo_se = float(elbos.std(ddof=1) / np.sqrt(len(elbos)))
     couplings = [e.coupling for e in estimates if e.coupling is not None]
     return Estimate(
         gradient=np.mean([estimate.gradient for estimate in estimates], axis=0),
         hessian=np.mean([estimate.hessian for estimate in estimates], axis=0),
-        elbo=float(np.mean([estimate.elbo for estimate in estimates])),
-        elbo_se=float(np.sqrt(np.square(errors).sum()) / len(errors)),
+        elbo=float(elbos.mean()),
+        elbo_se=elbo_se,
         evaluations=sum(estimate.evaluations for estimate in estimates),
         coupling=np.mean(couplings, axis=0) if couplings else None,
     )
@@ -265,6 +299,15 @@ def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]
     n = len(pairs)
     spread = float(pairs.std(ddof=1)) / np.sqrt(n) if n > 1 else np.nan
     return float(log_ratio.mean()), float(spread)
+
+
+def _evaluate_gradients(target: Target, q: Gaussian, z: Array) -> Evaluation:
+    """Evaluate gradients at the draws `q.unwhiten(z)`; an error where one is not finite."""
+    draws = q.unwhiten(z)
+    evaluation = target.evaluate(draws, "none")
+    if not _all_finite(evaluation.log_density, evaluation.gradient):
+        raise _non_finite(evaluation, draws)
+    return evaluation
 
 
 def _all_finite(*arrays: Array) -> bool:

@@ -1,16 +1,19 @@
 r"""The automatic engine: no schedule to choose, and a stop with a statistical meaning.
 
-The engine works in levels. A level fixes a set of standard normal draws and iterates on them: with
-the draws common to all members there is no noise between two of them, a step of size 1 can be tried
-and halved until it helps, past steps can be combined, and the iteration settles where the estimate
-on these draws asks for no further move. What is left is the error of the draws themselves, measured
-by the scatter of a few replicates at the solution: the standard error of every mean, in posterior
-standard deviations, of every log standard deviation, and the expected Bregman distance in nats.
+The engine works on sets of standard normal draws that are common to all members evaluated on them:
+then there is no noise between two members, a step of size 1 can be tried and halved until it helps,
+past steps can be combined, and the iteration settles where the estimate on these draws asks for no
+further move. What is left is the error of the draws themselves, measured by the scatter of a few
+replicates at the solution: the standard error of every mean, in posterior standard deviations, of
+every log standard deviation, and the expected Bregman distance in nats. How many draws are taken
+follows from this error, never from the dimension.
 
-The warm-up comes first: a few draws, far from the optimum, and progress judged by the ELBO. The
-first level takes more, and then fresh draws are averaged in until the error is small against the
-posterior: the fit has converged. Where the iteration closes in slowly, or the draws of a level
-prove to have been misleading, a level of more draws takes the place of the averaging.
+The warm-up comes first: steps by the curvature at the mean alone, then by that of a few draws, and
+progress judged by the ELBO. The first level goes on with the same draws until it settles. Then
+fresh draws are averaged in until the error is small against the posterior: the fit has converged.
+Where it is the mean gradient whose noise is left, these are draws of gradients alone, which cost
+less. Where the iteration closes in slowly, or the draws of a level prove to have been misleading, a
+level of more draws takes the place of the averaging.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Info, Iterations, State, Status
 from pymc_ngvi.engine.averaging import average
 from pymc_ngvi.engine.derivatives import Finding, examine
+from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.flatness import FlatDirection
 from pymc_ngvi.engine.level import LevelResult, level
-from pymc_ngvi.engine.problem import Budget, Problem
+from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.warm_up import warm_up
-from pymc_ngvi.errors import NonFiniteError
 
 
 class Engine:
@@ -45,7 +48,7 @@ class Engine:
     Attributes
     ----------
     budget : Budget
-    n_samples : int
+    size : Size
         Draws of the current level, or of the last.
     secants : Secants
         What the steps of the last fit have shown; `refine` goes on with them.
@@ -60,16 +63,22 @@ class Engine:
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
         self.problem = problem
         self.budget = Budget(problem, max_evaluations, rng)
-        self.n_samples = 0
+        self.size = Size(0)
         self.secants = Secants(problem.settings)
         self.findings: list[Finding] = []
         self.flat: FlatDirection | None = None
         self.improper: FlatDirection | None = None
+        self._near: tuple[Evaluated, Draws] | None = None  # where the warm-up ended
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the target spent so far."""
+        """Evaluations of the target spent so far, by the estimator."""
         return self.budget.evaluations
+
+    @property
+    def gradients(self) -> int:
+        """Further evaluations so far, of gradients or log densities alone."""
+        return self.budget.gradients
 
     @property
     def remaining(self) -> int:
@@ -79,7 +88,7 @@ class Engine:
     @property
     def spent(self) -> bool:
         """Whether the budget has no room for the draws of this level."""
-        return self.remaining < self.n_samples
+        return self.remaining < self.size.total
 
     def fit(self, state: State, n_iterations: int) -> Iterations:
         """Fit from a state, for at most `n_iterations`."""
@@ -104,14 +113,17 @@ class Engine:
         """
         budget = self.budget
         budget.evaluations = max(budget.evaluations, state.evaluations)
-        limit = budget.max_evaluations if share is None else budget.evaluations + share
+        budget.gradients = max(budget.gradients, state.gradients)
+        limit = budget.max_evaluations
+        if share is not None:
+            limit = budget.evaluations + budget.gradients + share
         while True:
-            self.n_samples = self.problem.rounded(self.problem.settings.warm_up_draws, state.q)
+            self.size = self.problem.few(state.q)
             self.secants = Secants(self.problem.settings)
-            warmed = yield from warm_up(budget, state, self.n_samples, last, limit)
-            state, self.improper = warmed.state, warmed.flat
+            warmed = yield from warm_up(budget, state, self.size, last, limit)
+            state, self.improper, self._near = warmed.state, warmed.flat, warmed.near
             if state.iteration >= last or self.improper or not self._examine(state, early=True):
-                return replace(state, evaluations=self.evaluations)
+                return budget.counted(state)
 
     def converge(self, state: State, last: int) -> Iterations:
         """Fit from near the optimum on, with as many draws as the accuracy asks for.
@@ -126,7 +138,7 @@ class Engine:
             if state.iteration >= last or not self._examine(state):
                 break
             state = yield from self.warm_up(state, last)
-        return status, replace(state, evaluations=self.evaluations)
+        return status, self.budget.counted(state)
 
     def _examine(self, state: State, *, early: bool = False) -> bool:
         """Look for kinks and jumps; take another estimator and return True where some are found.
@@ -151,31 +163,58 @@ class Engine:
     def _converge(self, state: State, last: int) -> Iterations:
         problem, settings = self.problem, self.problem.settings
         self.secants = Secants(settings)
-        self.n_samples = problem.first_size(state.q)
-        stuck = 0
-        while not self.spent:
-            ended = yield from level(self.budget, self.secants, state, self.n_samples, last)
+        self.size, near = problem.first(state.q), self._near
+        if near is not None and (near[0].q is not state.q or len(near[1]) != self.size.total):
+            near = None  # from another start, or too few draws
+        stuck = least_steps = 0
+        while near is not None or not self.spent:
+            ended = yield from level(
+                self.budget,
+                self.secants,
+                state,
+                self.size,
+                last,
+                near=near,
+                least_steps=least_steps,
+            )
+            near, least_steps = None, 0
             # More draws do not help where it is not their noise that stands in the way.
-            stuck = 0 if ended.settled else stuck + 1
+            telling = self.size.hessians >= settings.telling_draws
+            stuck = 0 if ended.settled or not telling else stuck + 1
+            if not self._is_telling(ended):
+                # What few draws showed may be their own, and the posterior is far from Gaussian.
+                self.secants, least_steps = Secants(settings), settings.least_steps
             if ended.settled and self._is_near(ended):
                 ended = yield from average(self.budget, self.secants, ended, last)
-            state, self.n_samples, self.flat = ended.state, ended.n_samples, ended.flat
+            state, self.size, self.flat = ended.state, ended.size, ended.flat
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
-            if ended.settled and problem.excess(ended.error) <= 1:
+            precise = problem.excess(ended.error) <= 1 and self._is_telling(ended)
+            if ended.settled and precise:
                 return Status.CONVERGED, state
-            if problem.target.follow(state.q, self.n_samples):
+            if problem.target.follow(state.q, self.size.total):
                 continue  # the error was that of an anchor far away
             affordable = self.remaining // settings.evaluations_per_level
-            if affordable <= self.n_samples:
+            if affordable <= self.size.total:
                 break
             if stuck == settings.most_stuck:
                 return Status.STALLED, state
-            most = min(settings.most_growth * self.n_samples, settings.most_draws)
-            wanted = problem.planned(ended.error, self.n_samples, most)
-            wanted = max(wanted, settings.least_growth * self.n_samples)
-            self.n_samples = problem.rounded(min(wanted, affordable), state.q)
-        return Status.MAX_EVALUATIONS, replace(state, evaluations=self.evaluations)
+            self.size = self._next_size(ended, affordable)
+        return Status.MAX_EVALUATIONS, self.budget.counted(state)
+
+    def _next_size(self, ended: LevelResult, affordable: int) -> Size:
+        """Draws of the level after one that has not come near enough."""
+        problem, size = self.problem, self.size
+        most = problem.most(size)
+        wanted = problem.planned(ended.error, ended.slope_share, size, most)
+        if not (ended.settled and self._is_telling(ended)):
+            telling = problem.settings.telling_draws
+            wanted = Size(min(max(wanted.hessians, telling), most.hessians))
+        if wanted.total < problem.settings.least_growth * size.total:
+            wanted = Size(problem.settings.least_growth * size.hessians, wanted.gradients)
+        hessians = min(wanted.hessians, affordable)
+        gradients = min(wanted.gradients, affordable - hessians)
+        return problem.rounded_size(Size(hessians, gradients), ended.state.q)
 
     def refine(self, state: State, n_iterations: int) -> Iterations:
         """Go on from a state with more and more draws, whatever the accuracy and the budget."""
@@ -183,11 +222,11 @@ class Engine:
         self.budget.max_evaluations = sys.maxsize
         last = state.iteration + n_iterations
         while state.iteration < last:
-            more = max(settings.fewest_draws, settings.least_growth * self.budget.most_drawn)
-            self.n_samples = problem.rounded(min(more, settings.most_draws), state.q)
+            more = max(settings.telling_draws, settings.least_growth * self.budget.most_drawn)
+            self.size = Size(problem.rounded(min(more, settings.most_draws), state.q))
             before = state.iteration
             ended = yield from level(
-                self.budget, self.secants, state, self.n_samples, last, forced=True
+                self.budget, self.secants, state, self.size, last, least_steps=1
             )
             state = ended.state
             if state.iteration == before:
@@ -198,21 +237,25 @@ class Engine:
         """ELBO of each state, all on the same draws; minus infinity where it is not finite."""
         if not states:
             return []
-        draws = self.budget.draw(self.problem.settings.compared_draws, states[0].q.dim)
+        draws = self.budget.draw(Size(self.problem.settings.compared_draws), states[0].q.dim)
         elbos = []
         for state in states:
             self.problem.target.place_anchor(state.q)  # another state's may be far from this one
-            try:
-                elbos.append(self.budget.evaluate(state.q, draws).estimate.elbo)
-            except NonFiniteError:
-                elbos.append(-np.inf)
+            elbos.append(self.budget.elbo(state.q, draws)[0])
         return elbos
 
     def _is_near(self, ended: LevelResult) -> bool:
         """Whether a settled level is so close that more draws only have to be averaged in."""
-        settings = self.problem.settings
+        problem, settings = self.problem, self.problem.settings
         return (
-            not self.problem.constrained
+            not problem.constrained
             and ended.amplification < settings.most_amplification
-            and self.problem.excess(ended.error) < settings.most_excess
+            and bool(ended.error.mean.max() < settings.most_displacement**2)
+            and self._is_telling(ended)
         )
+
+    def _is_telling(self, ended: LevelResult) -> bool:
+        """Whether there are many Hessians, or they differ so little that a few tell all."""
+        problem, size = self.problem, ended.size
+        many = size.hessians >= problem.settings.telling_draws or not problem.takes_hessians
+        return many or problem.is_even(ended.error, size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated
-from pymc_ngvi.engine.level import LevelIterations, LevelResult
-from pymc_ngvi.engine.problem import Budget, Draws
+from pymc_ngvi.engine.level import LevelIterations, LevelResult, slope_share
+from pymc_ngvi.engine.problem import Budget, Draws, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import advance
 from pymc_ngvi.errors import NonFiniteError
@@ -34,47 +32,64 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         Iteration to stop at.
     """
     problem, settings = budget.problem, budget.problem.settings
-    state, error, total, surprises = level.state, level.error, level.n_samples, 0
-    first_size = problem.first_size(state.q)
-    few = budget.draw(first_size, state.q.dim)
+    state, error, total = level.state, level.error, level.size
+    known, surprises, long_steps = total, 0, 0  # the draws whose error is known
+    share_of_slopes, few = level.slope_share, problem.first(level.state.q)
+    least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
+    common = budget.draw(few, state.q.dim)
     while True:
-        most = min(settings.most_averaged * total, settings.most_draws)
-        wanted = problem.planned(error, total, total + most) - total
-        n_samples = problem.rounded(max(wanted, first_size), state.q)
-        if budget.remaining < n_samples:
+        wanted = problem.planned(error, share_of_slopes, known, problem.most(known))
+        size = problem.rounded_size(
+            Size(
+                max(wanted.hessians - total.hessians, least),
+                max(wanted.gradients - total.gradients, 0),
+            ),
+            state.q,
+        )
+        if budget.remaining < size.total:
             break
-        problem.target.follow(state.q, n_samples)
+        problem.target.follow(state.q, size.total)
         try:
-            here = budget.evaluate(state.q, budget.draw(n_samples, state.q.dim))
-            if problem.excess(here.distance(secants)) > settings.negligible:
-                _look_ahead(budget, secants, here, few)
+            here = budget.evaluate(state.q, budget.draw(size, state.q.dim))
+            left = here.distance(secants)
+            short = left.mean.max() < settings.negligibly_linear * problem.accuracy
+            if problem.excess(left) > settings.negligible and not (len(secants) and short):
+                _look_ahead(budget, secants, here, common)
         except NonFiniteError:
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
+        share_of_slopes = slope_share(problem, here, secants)
         unexplained = left.nats > settings.surprise * (own.nats + error.nats)
         if unexplained and problem.excess(left) > 1:
-            total, surprises = 0, surprises + 1
-        share = n_samples / (total + n_samples)
+            total, surprises = Size(0), surprises + 1
+        share = size.total / (total.total + size.total)
+        long = share**2 * left.mean.max() > settings.linear * problem.accuracy
+        if long:
+            share, total, long_steps = 1.0, Size(0), long_steps + 1
         member = secants.extrapolate(here.q, here.estimate, share)
-        if member is None or surprises > settings.most_surprises:
+        if (
+            member is None
+            or surprises > settings.most_surprises
+            or long_steps > settings.most_long_steps
+        ):
             error = own
             break
         mixed = Mixed(member, share, active=False)
-        state, info = advance(budget, state, here, mixed, member, n_samples)
+        state, info = advance(budget, state, here, mixed, member, size.total)
         yield state, info
-        if state.iteration >= last:
-            return LevelResult(state, error, False, n_samples)
-        total += n_samples
+        known = Size(total.hessians + size.hessians, total.gradients + size.gradients)
+        total = Size(0) if long else known
         error = error.averaged(own, share)
-        if problem.excess(error) <= 1:
-            state = replace(state, evaluations=budget.evaluations)
-            return LevelResult(state, error, True, n_samples)
-    return LevelResult(replace(state, evaluations=budget.evaluations), error, False, n_samples)
+        if state.iteration >= last:
+            return LevelResult(state, error, False, size)
+        if problem.excess(error) <= 1 and not long:
+            return LevelResult(budget.counted(state), error, True, size, share_of_slopes)
+    return LevelResult(budget.counted(state), error, False, size, share_of_slopes)
 
 
-def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, few: Draws) -> None:
+def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:
     """Learn the secant along the step that an evaluated member asks for, on a few common draws."""
     ahead = secants.extrapolate(here.q, here.estimate)
     if ahead is not None and ahead.kl(here.q) < budget.problem.longest_step(here.q):
-        before, after = budget.evaluate(here.q, few), budget.evaluate(ahead, few)
+        before, after = budget.evaluate(here.q, common), budget.evaluate(ahead, common)
         secants.add((here.q, before.estimate), (ahead, after.estimate))

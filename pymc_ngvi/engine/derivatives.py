@@ -81,12 +81,14 @@ def examine(
         spent += n
         if smoothness is None:
             break
-        # A few draws of something skewed may lack its tail, and agree on what is wrong.
-        if smoothness.derivatives < 2 and suspected < 2:
+        # A few draws of something skewed may lack its tail, and agree on what is wrong; those near
+        # a kink may all lie on one side of it, which looks like a jump.
+        enough = smoothness.derivatives == 1 or n > settings.examined_draws
+        if smoothness.derivatives < 2 and suspected < 2 and enough:
             return Finding(operations, smoothness.derivatives), spent
         if smoothness.derivatives == 2 and not smoothness.is_open:
             break
-        if smoothness.derivatives == 2:
+        if smoothness.derivatives != 1:
             n *= settings.examined_growth
         suspected = smoothness.derivatives
     return None, spent

@@ -74,6 +74,20 @@ def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     return SquaredError(*q.displacement(direction))
 
 
+def scatter(q: Gaussian, parts: Sequence[Estimate], share: float) -> list[Natural]:
+    """Return errors of the mean of independent estimates, times a share.
+
+    Their squares, in any norm, add up to the squared standard error.
+    """
+    if len(parts) < 2:
+        return []
+    steps = [residual(q, part) for part in parts]
+    first = np.mean([step.first for step in steps], axis=0)
+    second = np.mean([step.second for step in steps], axis=0)
+    scale = share / np.sqrt(len(parts) * (len(parts) - 1))
+    return [Natural(scale * (s.first - first), scale * (s.second - second)) for s in steps]
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """A member of the family, evaluated on common draws.
@@ -83,8 +97,10 @@ class Evaluated:
     q : Gaussian
     estimate : Estimate
         From all draws.
-    parts : sequence of Estimate
-        From each replicate.
+    errors : sequence of Natural
+        Errors of the step that the estimate asks for; see :func:`scatter`.
+    freedom : int
+        Degrees of freedom of the errors.
     asked : SquaredError
         Squared length of the step that the estimate asks for.
     plain : Estimate
@@ -94,7 +110,8 @@ class Evaluated:
 
     q: Gaussian
     estimate: Estimate
-    parts: Sequence[Estimate]
+    errors: Sequence[Natural]
+    freedom: int
     asked: SquaredError
     plain: Estimate
 
@@ -105,14 +122,21 @@ class Evaluated:
 
     def error_of_draws(self, secants: Secants) -> SquaredError:
         """Squared standard error of the solution on these draws, from the replicates' scatter."""
-        errors = [residual(self.q, part) - residual(self.q, self.estimate) for part in self.parts]
+        return self._propagated(secants, list(self.errors))
+
+    def error_of_parts(self, secants: Secants) -> tuple[SquaredError, SquaredError]:
+        """Squared errors that the noise of the gradients makes, and that of the Hessians."""
+        of_gradients = [Natural(e.first, np.zeros_like(e.second)) for e in self.errors]
+        of_hessians = [Natural(np.zeros_like(e.first), e.second) for e in self.errors]
+        return self._propagated(secants, of_gradients), self._propagated(secants, of_hessians)
+
+    def _propagated(self, secants: Secants, errors: list[Natural]) -> SquaredError:
         moves = [squared_displacement(self.q, way) for way in secants.solve(self.q, errors)]
-        scale = len(moves) * (len(moves) - 1)
         return SquaredError(
-            np.sum([move.mean for move in moves], axis=0) / scale,
-            np.sum([move.log_sd for move in moves], axis=0) / scale,
-            sum(move.nats for move in moves) / scale,
-            freedom=len(moves) - 1,
+            np.sum([move.mean for move in moves], axis=0),
+            np.sum([move.log_sd for move in moves], axis=0),
+            sum(move.nats for move in moves),
+            freedom=self.freedom,
         )
 
     def distance(self, secants: Secants) -> SquaredError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from pymc_ngvi.core.algorithm import Info, State
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
-from pymc_ngvi.engine.problem import Budget, Draws
+from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import Rule, Step, advance, climb, finite_start, settled
 from pymc_ngvi.errors import NonFiniteError
@@ -29,8 +29,10 @@ class LevelResult:
         Squared standard error of the solution, from the scatter of the draws.
     settled : bool
         Whether the iteration settled, so that `error` is all that is left.
-    n_samples : int
+    size : Size
         Size of the last set of draws.
+    slope_share : float
+        Share of the error that is from the noise of the gradients.
     amplification : float
         Squared error of the solution relative to that of one step, in nats.
     flat : FlatDirection or None
@@ -40,7 +42,8 @@ class LevelResult:
     state: State
     error: SquaredError
     settled: bool
-    n_samples: int
+    size: Size
+    slope_share: float = 0.0
     amplification: float = 1.0
     flat: FlatDirection | None = None
 
@@ -53,10 +56,11 @@ def level(
     budget: Budget,
     secants: Secants,
     state: State,
-    n_samples: int,
+    size: Size,
     last: int,
     *,
-    forced: bool = False,
+    near: tuple[Evaluated, Draws] | None = None,
+    least_steps: int = 0,
 ) -> LevelIterations:
     """Iterate on one set of draws until it settles, no step helps, or the budget is spent.
 
@@ -66,47 +70,66 @@ def level(
     secants : Secants
         What past steps have shown; the steps of this level are added.
     state : State
-    n_samples : int
+    size : Size
         Draws of the level.
     last : int
         Iteration to stop at.
-    forced : bool
-        Take the first step even where nothing is left to go, and where the budget is spent.
+    near : tuple of (Evaluated, Draws), optional
+        The member of the state on draws of this size, to go on with instead of fresh ones.
+    least_steps : int
+        Steps to take even where nothing is left to go, the first even where the budget is spent. By
+        themselves steps turn into the direction in which the iteration closes in most slowly: it
+        takes some to see how slowly that is.
     """
     problem, settings = budget.problem, budget.problem.settings
     # Between two sets of draws only: those in use would have less in common afterwards.
-    problem.target.follow(state.q, n_samples)
-    draws = budget.draw(n_samples, state.q.dim)
-    state, here = finite_start(budget, state, draws)
-    error, step_size, least = here.error_of_draws(secants), 1.0, np.inf
+    moved = problem.target.follow(state.q, size.total)
+    if near is None or moved:
+        draws = budget.draw(size, state.q.dim)
+        state, here = finite_start(budget, state, draws)
+    else:
+        here, draws = near
+    step_size, least = 1.0, np.inf
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
         # Closer than ever in this level: if closer than before the step were enough, this
         # condition and a rise of the ELBO could take turns for ever.
         return there.asked.nats < least or there.ascends(here, settings.rounding)
 
-    while forced or not settled(problem, here, secants, error):
+    steps = 0
+    while steps < least_steps or not settled(problem, here, secants):
         least = min(least, here.asked.nats)
         rule = Rule(settings.shortest_step, problem.longest_step(here.q), helps)
         step = _extrapolate(budget, secants, here, draws, rule)
+        forced = steps == 0 < least_steps
         step = step or climb(budget, here, draws, step_size, rule, forced=forced)
-        forced = False
+        steps += 1
+        if step is None and settled(problem, here, secants):
+            break
         if step is None:
-            state = replace(state, evaluations=budget.evaluations)
             flat = find_flat_direction(here, settings.flat_curvature)
-            return LevelResult(state, error, False, n_samples, flat=flat)
+            error = here.error_of_draws(secants)
+            return LevelResult(budget.counted(state), error, False, size, flat=flat)
         state, info = advance(
-            budget, state, here, step.mixed, step.there.q, n_samples, step.retreats
+            budget, state, here, step.mixed, step.there.q, len(draws), step.retreats
         )
         yield state, info
-        if state.iteration >= last:
-            return LevelResult(state, error, False, n_samples)
         before, here = here, step.there
+        if state.iteration >= last:
+            return LevelResult(state, here.error_of_draws(secants), False, size)
         secants.add((before.q, before.estimate), (here.q, here.estimate))
-        error, step_size = here.error_of_draws(secants), min(1.0, 2 * info.step_size)
+        step_size = min(1.0, 2 * info.step_size)
+    error = here.error_of_draws(secants)
     of_step = here.error_of_draws(Secants(settings)).nats
     amplification = error.nats / of_step if of_step else 1.0
-    return LevelResult(state, error, True, n_samples, amplification)
+    share = slope_share(problem, here, secants)
+    return LevelResult(budget.counted(state), error, True, size, share, amplification)
+
+
+def slope_share(problem: Problem, here: Evaluated, secants: Secants) -> float:
+    """Share of the error of the solution that is from the noise of the gradients."""
+    of_gradients, of_hessians = map(problem.excess, here.error_of_parts(secants))
+    return of_gradients / (of_gradients + of_hessians) if of_gradients else 0.0
 
 
 def _extrapolate(

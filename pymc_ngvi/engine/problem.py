@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core import designs
+from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Score, Stein, decouple, pool
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.guards import Guard
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.projections import Identity, Projection
 from pymc_ngvi.core.target import Target
-from pymc_ngvi.engine.evaluated import Evaluated, SquaredError, squared_displacement
+from pymc_ngvi.engine.evaluated import Evaluated, SquaredError, scatter, squared_displacement
 from pymc_ngvi.engine.secants import residual
 from pymc_ngvi.engine.settings import DEFAULTS, Settings
-from pymc_ngvi.errors import NonFiniteError
+
+
+class Size(NamedTuple):
+    """Size of a set of draws: those the estimator evaluates, and those of gradients alone."""
+
+    hessians: int
+    gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        """All draws."""
+        return self.hessians + self.gradients
 
 
 @dataclass(frozen=True)
@@ -48,9 +61,28 @@ class Problem:
         """Whether there is a projection: secants and averages would leave its set."""
         return not isinstance(self.projection, Identity)
 
+    @property
+    def takes_hessians(self) -> bool:
+        """Whether the estimator asks for Hessians, of which a single point shows much."""
+        return bool(getattr(self.estimator, "needs_hessian", True))
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether draws of gradients alone can be added, and are cheaper than others.
+
+        A batch of data is compared with its own Hessian at the anchor, whatever is asked for.
+        """
+        return isinstance(self.estimator, BonnetPrice) and not self.target.reads_batches
+
     def excess(self, error: SquaredError) -> float:
         """Ratio of a squared error to the one allowed; see :meth:`SquaredError.excess`."""
         return error.excess(self.accuracy, self.settings)
+
+    def is_even(self, error: SquaredError, size: Size) -> bool:
+        """Whether Hessians differ little between draws, by the error of those of this size."""
+        settings = self.settings
+        on_few = error.log_sd.max() * size.hessians / settings.few_draws
+        return bool(on_few < settings.most_unevenness**2)
 
     def longest_step(self, q: Gaussian) -> float:
         """Longest step of a level, in nats."""
@@ -59,24 +91,68 @@ class Problem:
 
     def rounded(self, n: int, q: Gaussian) -> int:
         """Round a number of draws up to one that the designs give and the estimator can use."""
-        if not getattr(self.estimator, "needs_hessian", True):
-            n = max(n, q.min_draws(q.dim))
+        if not self.takes_hessians:
+            n = max(n, self.settings.few_draws if q.factorised else q.min_draws(q.dim))
         return designs.rounded_size(n, q.dim)
 
-    def first_size(self, q: Gaussian) -> int:
-        """Draws of the first level."""
-        settings, least = self.settings, q.min_draws(q.dim)
-        balanced = min(2 * least, settings.balanced_draws)
-        return self.rounded(max(settings.fewest_draws, least, balanced), q)
+    def few(self, q: Gaussian) -> Size:
+        """Draws of the warm-up: as few as show the way."""
+        settings = self.settings
+        low = q.dim < settings.few_dimensions
+        n = settings.few_draws_in_few_dimensions if low else settings.few_draws
+        return Size(self.rounded(n, q))
 
-    def planned(self, error: SquaredError, n: int, most: int) -> int:
-        """Draws that reach the accuracy, at most `most`, where n of them have this error.
+    def first(self, q: Gaussian) -> Size:
+        """Draws of the first level: as few as show their noise."""
+        if self.takes_hessians:
+            return self.few(q)
+        balanced = min(2 * q.min_draws(q.dim), self.settings.balanced_draws)
+        return Size(self.rounded(max(self.settings.stein_draws, balanced), q))
 
-        The squared error of n draws is proportional to 1 / n.
+    def rounded_size(self, size: Size, q: Gaussian) -> Size:
+        """Round a size up to one that the designs give; a few gradients more tell nothing."""
+        gradients = size.gradients if size.gradients >= size.hessians else 0
+        return Size(
+            self.rounded(size.hessians, q),
+            designs.rounded_size(gradients, q.dim) if gradients else 0,
+        )
+
+    def most(self, size: Size) -> Size:
+        """Most draws that may follow upon so many."""
+        settings = self.settings
+        return Size(
+            min(settings.most_growth * size.hessians, settings.most_draws),
+            min(settings.most_growth_of_gradients * size.total, settings.most_draws),
+        )
+
+    def planned(self, error: SquaredError, slope_share: float, size: Size, most: Size) -> Size:
+        """Draws that reach the accuracy, at most `most`, where those of `size` have this error.
+
+        A squared error is the sum of a part from the noise of the gradients, which is proportional
+        to 1 / (all draws), and one from that of the Hessians, proportional to 1 / (draws with
+        Hessians). The latter is to be a small part of what is allowed, as far as that takes fewer
+        Hessians than draws in all.
+
+        Parameters
+        ----------
+        error : SquaredError
+        slope_share : float
+            Share of the gradients' noise in it.
+        size, most : Size
         """
-        excess = self.excess(error)
-        needed = n if excess <= 1 else self.settings.plan_margin * excess * n
-        return int(np.ceil(needed)) if needed < most else most  # NaN included
+        settings, excess = self.settings, self.excess(error)
+        if excess <= 1:
+            return size
+        if not np.isfinite(excess):
+            return Size(most.hessians)
+        excess *= settings.plan_margin
+        hessians = (1 - slope_share) * excess * size.hessians / settings.hessian_share
+        total = slope_share * excess * size.total / (1 - settings.hessian_share)
+        if not (self.takes_gradients and self.is_even(error, size) and hessians < total):
+            return Size(int(min(np.ceil(excess * size.total), most.hessians)), size.gradients)
+        hessians = min(max(hessians, size.hessians), most.hessians)
+        gradients = min(total - hessians, most.gradients)
+        return Size(int(np.ceil(hessians)), max(0, int(np.ceil(gradients))))
 
     def asked(self, q: Gaussian, estimate: Estimate) -> SquaredError:
         """Squared length of the step an estimate asks for, less what the projection takes back."""
@@ -97,16 +173,19 @@ class Draws:
     Attributes
     ----------
     replicates : sequence of array, (n, d)
-        Independent sets of standard normal rows.
+        Independent sets of standard normal rows, for the estimator.
+    slopes : sequence of array, (n, d)
+        The same, for gradients alone.
     seed : int or None
         Seed of the batches of data that go with the draws, where the target reads any.
     """
 
     replicates: Sequence[Array]
+    slopes: Sequence[Array] = ()
     seed: int | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self.replicates))
+        return sum(map(len, (*self.replicates, *self.slopes)))
 
 
 class Budget:
@@ -124,9 +203,11 @@ class Budget:
     problem : Problem
         May be replaced by one with another estimator.
     evaluations : int
-        Evaluations of the target spent so far.
+        Evaluations of the target spent so far, by the estimator.
+    gradients : int
+        Further evaluations, of gradients or log densities alone.
     most_drawn : int
-        Size of the largest set of draws so far.
+        Most draws evaluated by the estimator in one set so far.
     """
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
@@ -134,42 +215,78 @@ class Budget:
         self.max_evaluations = max_evaluations
         self.rng = rng
         self.evaluations = 0
+        self.gradients = 0
         self.most_drawn = 0
 
     @property
     def remaining(self) -> int:
         """Evaluations left in the budget."""
-        return self.max_evaluations - self.evaluations
+        return self.max_evaluations - self.evaluations - self.gradients
 
-    @property
-    def estimator(self) -> BonnetPrice | Stein | Score:
-        """The estimator of the problem; factorised families take Newton's step by its Hessian."""
-        estimator = self.problem.estimator
-        if type(estimator) is BonnetPrice:
-            return BonnetPrice(antithetic=estimator.antithetic, coupled=True)
-        return estimator
+    def counted(self, state: State) -> State:
+        """Write the evaluations spent so far to a state."""
+        return replace(state, evaluations=self.evaluations, gradients=self.gradients)
 
-    def draw(self, n: int, dim: int) -> Draws:
-        """Draw about n standard normal rows in replicates, and the seed of their batches."""
-        self.most_drawn = max(self.most_drawn, n)
-        replicates = designs.replicates(n, dim, self.rng)
+    def draw(self, size: Size, dim: int) -> Draws:
+        """Draw about so many standard normal rows in replicates, and the seed of their batches."""
+        self.most_drawn = max(self.most_drawn, size.hessians)
+        replicates = designs.replicates(size.hessians, dim, self.rng)
+        slopes = designs.replicates(size.gradients, dim, self.rng) if size.gradients else ()
         reads_batches = self.problem.target.reads_batches
-        return Draws(replicates, int(self.rng.integers(2**63)) if reads_batches else None)
+        seed = int(self.rng.integers(2**63)) if reads_batches else None
+        return Draws(replicates, slopes, seed)
 
     def evaluate(self, q: Gaussian, draws: Draws) -> Evaluated:
         """Evaluate a member on common draws."""
-        problem = self.problem
+        problem, estimator = self.problem, self._estimator(q)
         if draws.seed is not None:
             problem.target.reseed(draws.seed)
         parts = []
         for z in draws.replicates:
-            try:
-                parts.append(self.estimator.at(problem.target, q, z))
-            except NonFiniteError as error:
-                self.evaluations += error.evaluations
-                raise
-            self.evaluations += parts[-1].evaluations
-        estimate = plain = pool(parts)
+            self.evaluations += len(z)
+            parts.append(estimator.at(problem.target, q, z))
+        plain, slopes = pool(parts), []
+        for z in draws.slopes:
+            self.gradients += len(z)
+            assert isinstance(estimator, BonnetPrice)
+            slope = estimator.slope_at(problem.target, q, z)
+            slopes.append(replace(plain, gradient=slope.gradient, elbo=slope.elbo))
+        share = sum(map(len, draws.slopes)) / len(draws)
+        if slopes:
+            alone = pool(slopes)
+            plain = replace(
+                plain,
+                gradient=(1 - share) * plain.gradient + share * alone.gradient,
+                elbo=(1 - share) * plain.elbo + share * alone.elbo,
+            )
+        estimate = plain
         if plain.coupling is not None:
-            estimate, *parts = decouple([plain, *parts], plain.coupling)
-        return Evaluated(q, estimate, parts, problem.asked(q, estimate), plain)
+            estimate, *decoupled = decouple([plain, *parts, *slopes], plain.coupling)
+            parts, slopes = decoupled[: len(parts)], decoupled[len(parts) :]
+        errors = scatter(q, parts, 1 - share) + scatter(q, slopes, share)
+        asked = problem.asked(q, estimate)
+        return Evaluated(q, estimate, errors, max(1, len(parts) - 1), asked, plain)
+
+    def elbo(self, q: Gaussian, draws: Draws) -> tuple[float, float]:
+        """ELBO of a member on common draws and its standard error, by log densities alone.
+
+        It is minus infinity where one of them is not finite.
+        """
+        if draws.seed is not None:
+            self.problem.target.reseed(draws.seed)
+        z = np.concatenate([*draws.replicates, *draws.slopes])
+        self.gradients += len(z)
+        with np.errstate(over="ignore", invalid="ignore"):  # a step may lead too far
+            ratios = self.problem.target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
+        if not np.isfinite(ratios).all():
+            return -np.inf, np.nan
+        sizes = list(map(len, (*draws.replicates, *draws.slopes)))
+        means = [part.mean() for part in np.split(ratios, np.cumsum(sizes)[:-1])]
+        return float(ratios.mean()), float(np.std(means, ddof=1) / np.sqrt(len(means)))
+
+    def _estimator(self, q: Gaussian) -> BonnetPrice | Stein | Score:
+        """Return the estimator; in few dimensions factorised families take Newton's step by it."""
+        estimator = self.problem.estimator
+        if type(estimator) is BonnetPrice and q.dim <= self.problem.settings.most_coupled:
+            return BonnetPrice(antithetic=estimator.antithetic, coupled=True)
+        return estimator

@@ -142,7 +142,7 @@ class Search:
             raise error
         status, best = self._choose(finished)
         self.best = None
-        return status, replace(best, iteration=state.iteration, evaluations=engine.evaluations)
+        return status, engine.budget.counted(replace(best, iteration=state.iteration))
 
     def _leaders(self, warmed: Sequence[State]) -> list[State]:
         """Return the states worth fitting to the end, the best first."""
@@ -175,9 +175,8 @@ class Search:
 
     def _after(self, before: State, start: State) -> State:
         """Let a start continue the count of iterations and evaluations."""
-        return replace(
-            start, iteration=before.iteration, evaluations=self.engine.evaluations, previous=None
-        )
+        start = replace(start, iteration=before.iteration, previous=None)
+        return self.engine.budget.counted(start)
 
     def _distinct(self, dim: int) -> float:
         """Nats beyond which two optima differ, and a start is poor, after the warm-up."""

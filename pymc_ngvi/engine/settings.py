@@ -15,29 +15,46 @@ class Settings:
 
     # Sizes of sets of draws.
 
-    #: Draws of the warm-up: few, as progress there is large against their noise.
-    warm_up_draws: int = 16
-    #: Draws of the first level, at least: fewer say too little about their own noise.
-    fewest_draws: int = 64
-    #: Up to this many draws the first level takes twice the fewest that a family can use, so that
-    #: `core.designs` can balance their fourth moments.
+    #: Draws of the warm-up and of the first level: few, as progress there is large against their
+    #: noise. In fewer dimensions than these a few more, as fewer components share their noise.
+    few_draws: int = 8
+    few_dimensions: int = 8
+    few_draws_in_few_dimensions: int = 16
+    #: Draws, at least, where the curvature comes from gradients; and up to so many, twice the
+    #: fewest that a family can use, so that `core.designs` can balance their fourth moments.
+    stein_draws: int = 64
     balanced_draws: int = 256
+    #: A level on fewer draws that does not settle says nothing of the posterior: it may not have a
+    #: solution where the posterior has one.
+    telling_draws: int = 64
     #: No level takes more draws: beyond this, averaging is cheaper than iterating.
     most_draws: int = 8192
-    #: A level takes at least twice and at most eight times the draws of the level before: the plan
-    #: rests on a rough estimate of the noise.
+    #: A level takes at least twice, and at most eight times the Hessians and 32 times the draws of
+    #: the level before: the plan rests on a rough estimate of the noise.
     least_growth: int = 2
     most_growth: int = 8
+    most_growth_of_gradients: int = 32
     #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
     plan_margin: float = 1.1
+    #: Part of the squared error that planned Hessians leave; the rest is for cheaper gradients.
+    hessian_share: float = 0.25
+    #: Steps of a level, at least, where Hessians differ much between draws: until as many secants
+    #: are known, a slow iteration may be taken for one that has settled.
+    least_steps: int = 8
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
     evaluations_per_level: int = 3
+    #: In more dimensions factorised families take no Newton steps: a whole Hessian has d^2 numbers.
+    most_coupled: int = 100
 
     # Steps on common draws.
 
     #: Shortest step of the warm-up, where the first curvature may be wrong by many powers of ten.
     shortest_warm_up_step: float = 2.0**-40
+    #: Most steps by the curvature at the mean alone, and the shortest of them: where a shorter one
+    #: would be needed, the curvature at a point misleads.
+    most_newton_steps: int = 20
+    shortest_newton_step: float = 2.0**-3
     #: Shortest step of a level, where a shorter one would only follow the noise.
     shortest_step: float = 2.0**-4
     #: Longest step of a level, in nats: this much, or `longest_step_per_dimension` times d.
@@ -94,22 +111,32 @@ class Settings:
     examined_growth: int = 4
     #: Draws in all, before the fit has come near the optimum, and before it is called converged.
     #: The latter are taken whatever the budget: a wrong answer is worse than a late one.
-    examined_early: int = 640
+    examined_early: int = 768
     examined_late: int = 5000
 
     # Averaging fresh draws into a settled level.
 
-    #: Squared error, relative to the one allowed, below which draws are averaged.
-    most_excess: float = 60.0
+    #: Largest standard error, of a mean in posterior standard deviations, with which a level is
+    #: near enough to average draws.
+    most_displacement: float = 0.3
+    #: The same of a log standard deviation, on as many draws as `few_draws`. Where Hessians differ
+    #: more, a few draws of a skewed posterior may lack its tail, and agree on what is wrong.
+    most_unevenness: float = 0.015
+    #: A step is taken for linear if its square is at most this part of the accuracy: what a step
+    #: misses is of its second order. After a longer one, fresh draws begin anew.
+    linear: float = 0.5
     #: Squared error of the solution, relative to that of one step, below which draws are averaged:
     #: where the iteration closes in slowly, one step with new draws does not reach their solution.
     most_amplification: float = 4.0
-    #: New draws at a time, relative to all before, at most.
-    most_averaged: int = 16
+    #: New draws at a time, relative to those of the level, at least: fewer would not contradict it.
+    least_averaged: float = 0.5
     #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0
-    #: Surprises after which averaging gives up.
+    #: The same where the step's own secant is not worth an evaluation.
+    negligibly_linear: float = 0.05
+    #: Surprises, or steps that are not linear, after which averaging gives up.
     most_surprises: int = 1
+    most_long_steps: int = 2
 
     # Search over starts.
 

@@ -27,11 +27,14 @@ class Rule:
         Largest divergence of the new member from the old one, in nats.
     helps : callable
         Whether a step from one evaluated member to another is progress.
+    by_elbo : bool
+        Whether nothing but the ELBO counts for that, so that log densities can tell.
     """
 
     shortest: float
     longest: float
     helps: Callable[[Evaluated, Evaluated], bool]
+    by_elbo: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def finite_start(budget: Budget, state: State, draws: Draws) -> tuple[State, Eva
             last = error
             q = type(q).from_mean_precision(q.mean, settings.narrowing * q.precision)
         else:
-            return replace(state, q=q, evaluations=budget.evaluations), here
+            return budget.counted(replace(state, q=q)), here
     message = f"{last} however close to the starting point; start elsewhere"
     raise NonFiniteError(message, last.draws, budget.evaluations) from last
 
@@ -101,13 +104,17 @@ def _halve(
     rule: Rule,
     forced: bool,
 ) -> Step | None:
-    problem, retreats = budget.problem, 0
+    problem, retreats, first = budget.problem, 0, True
     while step_size >= rule.shortest and (forced or budget.remaining >= len(draws)):
         mixed = problem.guard(here.q, estimate, step_size)
         candidate = problem.projection(mixed.q)
         step_size /= 2
         if candidate.kl(here.q) > rule.longest:
             continue
+        # Where a first step was too long, more may be: log densities show that for less.
+        if rule.by_elbo and not first and budget.elbo(candidate, draws)[0] < here.estimate.elbo:
+            continue
+        first = False
         try:
             there = budget.evaluate(candidate, draws)
         except NonFiniteError:
@@ -139,12 +146,15 @@ def advance(
         projection_active=q is not mixed.q,
         retreats=retreats,
         evaluations=budget.evaluations,
+        gradients=budget.gradients,
         passes=budget.problem.target.passes,
     )
-    return State(q, state.iteration + 1, budget.evaluations, previous=here.q), info
+    return budget.counted(State(q, state.iteration + 1, previous=here.q)), info
 
 
-def settled(problem: Problem, here: Evaluated, secants: Secants, error: SquaredError) -> bool:
+def settled(
+    problem: Problem, here: Evaluated, secants: Secants, error: SquaredError | None = None
+) -> bool:
     """Whether what is left to go no longer matters, against the accuracy or the noise.
 
     Both the step the draws ask for and the whole way that the secants make of it have to be small.
@@ -155,12 +165,17 @@ def settled(problem: Problem, here: Evaluated, secants: Secants, error: SquaredE
     problem : Problem
     here : Evaluated
     secants : Secants
-    error : SquaredError
-        Error of the draws.
+    error : SquaredError, optional
+        Error of the draws, where it is known.
     """
     settings = problem.settings
-    excused = settings.excused * min(error.nats, settings.largest_noise * here.q.dim)
     lefts = [here.asked]
-    if not problem.constrained:
+    if not problem.constrained and len(secants):
         lefts.append(here.distance(secants))
-    return all(problem.excess(left) < settings.negligible or left.nats < excused for left in lefts)
+    lefts = [left for left in lefts if not problem.excess(left) < settings.negligible]
+    if not lefts:
+        return True
+    error = here.error_of_draws(secants) if error is None else error
+    nats = settings.excused * min(error.nats, settings.largest_noise * here.q.dim)
+    excess = settings.excused * problem.excess(error)
+    return all(left.nats < nats and problem.excess(left) < excess for left in lefts)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, Returning, State
+from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
-from pymc_ngvi.engine.problem import Budget
+from pymc_ngvi.engine.problem import Budget, Draws, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.settings import Settings
 from pymc_ngvi.engine.steps import Rule, advance, climb, finite_start, settled
+from pymc_ngvi.errors import DomainError, NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,19 @@ class WarmedUp:
     state : State
     flat : FlatDirection or None
         A direction along which every step widened the member: the posterior is not proper there.
+    near : tuple of (Evaluated, Draws), or None
+        The last member on the draws of the warm-up, from which a level on them can go on.
     """
 
     state: State
     flat: FlatDirection | None = None
+    near: tuple[Evaluated, Draws] | None = None
 
 
 def warm_up(
-    budget: Budget, state: State, n_samples: int, last: int, limit: int
+    budget: Budget, state: State, size: Size, last: int, limit: int
 ) -> Generator[tuple[State, Info], None, WarmedUp]:
-    """Raise the ELBO on a few draws.
+    """Raise the ELBO on a few draws, by the curvature at the mean alone and then by theirs.
 
     With a target that reads batches, repeat this until the anchor no longer moves.
 
@@ -42,78 +47,146 @@ def warm_up(
     ----------
     budget : Budget
     state : State
-    n_samples : int
+    size : Size
         Draws of a set.
     last : int
         Iteration to stop at.
     limit : int
         Number of evaluations beyond which no further step is taken.
     """
-    target = budget.problem.target
-    target.place_anchor(None)  # from far away the next step leads far from any anchor
-    near = False
-    while not near:
-        rising = Returning(_rise(budget, state, n_samples))
-        for moved, info in rising:
-            state = moved
-            yield state, info
-            if state.iteration >= last or budget.evaluations + n_samples > limit:
-                return WarmedUp(replace(state, evaluations=budget.evaluations))
-        if rising.value is not None:
-            return WarmedUp(replace(state, evaluations=budget.evaluations), rising.value)
+    problem = budget.problem
+    problem.target.place_anchor(None)  # from far away the next step leads far from any anchor
+    moved, at_points = True, problem.takes_hessians and not problem.target.reads_batches
+    near: tuple[Evaluated, Draws] | None = None
+    while moved:
+        draws, widenings = budget.draw(size, state.q.dim), Widenings(state.q, problem.settings)
+        for rise in [_rise_by_points] * at_points + [_rise]:
+            rising = Returning(rise(budget, state, draws, widenings))
+            for state, info in rising:
+                yield state, info
+                spent = budget.evaluations + budget.gradients
+                if state.iteration >= last or spent + size.total > limit:
+                    return WarmedUp(budget.counted(state))
+            flat, near = rising.value
+            if flat is not None:
+                return WarmedUp(budget.counted(state), flat)
+        if near is not None:
+            state = replace(state, q=near[0].q)  # the start may have been narrowed
         # A few batches of data lead to the optimum of these batches, which may be far from that of
         # all the data. With an anchor there, as many draws come nearer.
-        near = not target.follow(state.q, n_samples)
-    return WarmedUp(replace(state, evaluations=budget.evaluations))
+        moved = problem.target.follow(state.q, size.total)
+    return WarmedUp(budget.counted(state), near=near)
+
+
+class Widenings:
+    """Counts the steps in a row that gain by widening a member along a flat direction.
+
+    Whether the posterior is proper there shows soonest on the few draws of the warm-up.
+
+    Parameters
+    ----------
+    q : Gaussian
+        The member before the first step.
+    settings : Settings
+
+    Attributes
+    ----------
+    flat : FlatDirection or None
+        The direction along which the last step widened the member.
+    """
+
+    def __init__(self, q: Gaussian, settings: Settings) -> None:
+        self._begun, self._settings = q.variance, settings
+        self._count = 0
+        self.flat: FlatDirection | None = None
+
+    def add(self, before: Gaussian, here: Evaluated, gain: float) -> bool:
+        """Count a step, and return whether the posterior is not proper."""
+        settings, variance = self._settings, here.q.variance
+        widened = gain >= settings.flat_gain and np.max(variance / before.variance) >= 1.5
+        self.flat = find_flat_direction(here, settings.flat_curvature) if widened else None
+        self._count = self._count + 1 if self.flat else 0
+        grown = (variance > settings.most_widening * self._begun).any()
+        return self.flat is not None and bool(grown or self._count >= settings.most_widenings)
+
+
+#: What a rise returns: a flat direction that was found, and the last member evaluated.
+_Risen = tuple[FlatDirection | None, tuple[Evaluated, Draws] | None]
+
+
+def _rise_by_points(
+    budget: Budget, state: State, draws: Draws, widenings: Widenings
+) -> Generator[tuple[State, Info], None, _Risen]:
+    """Raise the ELBO on a set of draws by steps of Newton, which take the Hessian at the mean only.
+
+    The mode may be far from the optimum, or at no finite point: what a step is worth is judged by
+    the log densities of the draws, and the first one that gains little is the last.
+    """
+    problem, settings = budget.problem, budget.problem.settings
+    point = Draws([np.zeros((1, state.q.dim))])
+    (elbo, elbo_se), gain, before = budget.elbo(state.q, draws), 0.0, state.q
+    least = settings.least_gain * state.q.dim
+    for _ in range(settings.most_newton_steps):
+        try:
+            here = budget.evaluate(state.q, point)
+        except NonFiniteError:
+            break
+        if gain and widenings.add(before, here, gain):
+            return widenings.flat, None
+        if not here.asked.nats > least or not np.isfinite(elbo):
+            break
+        step_size, gain = 1.0, -np.inf
+        while step_size >= settings.shortest_newton_step and not gain > 0:
+            try:
+                mixed = problem.guard(here.q, here.estimate, step_size)
+            except DomainError:
+                return None, None
+            candidate = problem.projection(mixed.q)
+            there, there_se = budget.elbo(candidate, draws)
+            gain, step_size = there - elbo, step_size / 2
+        if not gain > 0:
+            break
+        here = replace(here, estimate=replace(here.estimate, elbo=elbo, elbo_se=elbo_se))
+        state, info = advance(budget, state, here, mixed, candidate, len(draws))
+        yield state, info
+        before, elbo, elbo_se = here.q, there, there_se
+        if gain < least:
+            break
+    return None, None
 
 
 def _rise(
-    budget: Budget, state: State, n_samples: int
-) -> Generator[tuple[State, Info], None, FlatDirection | None]:
+    budget: Budget, state: State, draws: Draws, widenings: Widenings
+) -> Generator[tuple[State, Info], None, _Risen]:
     """Raise the ELBO on one set of draws, until a step gains little or the set has settled.
 
-    Returns the direction along which the member was widened again and again, if there is one.
+    A direction along which the member was widened again and again is returned.
     """
     problem, settings = budget.problem, budget.problem.settings
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
         return there.ascends(here, settings.rounding)
 
-    rule = Rule(settings.shortest_warm_up_step, np.inf, helps)
+    rule = Rule(settings.shortest_warm_up_step, np.inf, helps, by_elbo=True)
     none = Secants(settings)  # far from the solution past steps would mislead
-    draws = budget.draw(n_samples, state.q.dim)
     state, here = finite_start(budget, state, draws)
-    step_size, forced, widenings, begun = 1.0, True, 0, here.q.variance
-    while True:
+    step_size, forced = 1.0, True
+    least = settings.least_gain * state.q.dim
+    while not settled(problem, here, none):
+        if here.asked.nats < least and not find_flat_direction(here, settings.flat_curvature):
+            break  # a level can go on from here
         step = climb(budget, here, draws, step_size, rule, forced=forced)
         if step is None:
-            return None
+            break
         state, info = advance(
-            budget, state, here, step.mixed, step.there.q, n_samples, step.retreats
+            budget, state, here, step.mixed, step.there.q, len(draws), step.retreats
         )
         yield state, info
         before, here = here, step.there
         step_size, forced = min(1.0, 2 * info.step_size), False
         gain = here.estimate.elbo - before.estimate.elbo
-        flat = _flat_direction(before, here, gain, settings)
-        widenings = 0 if flat is None else widenings + 1
-        grown = (here.q.variance > settings.most_widening * begun).any()
-        if widenings and (grown or widenings == settings.most_widenings):
-            return flat
-        if gain < settings.least_gain * state.q.dim and flat is None:
-            return None
-        if settled(problem, here, none, here.error_of_draws(none)):
-            return None
-
-
-def _flat_direction(
-    before: Evaluated, here: Evaluated, gain: float, settings: Settings
-) -> FlatDirection | None:
-    """Return the flat direction along which the last step has gained by widening the member.
-
-    Whether the posterior is proper there shows soonest on the few draws of the warm-up.
-    """
-    growth = float(np.max(here.q.variance / before.q.variance))
-    if gain < settings.flat_gain or growth < 1.5:
-        return None
-    return find_flat_direction(here, settings.flat_curvature)
+        if widenings.add(before.q, here, gain):
+            return widenings.flat, None
+        if gain < least and widenings.flat is None:
+            break
+    return None, (here, draws)

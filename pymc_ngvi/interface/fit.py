@@ -37,10 +37,10 @@ from pymc_ngvi.results.verdict import Verdict, judge
 
 
 class Note(NamedTuple):
-    """What a fit found of the log density: for the report, and as a warning."""
+    """What a fit found of the log density: for the report, and as a warning if it is one."""
 
     text: str
-    category: type[Warning]
+    category: type[Warning] | None
 
 
 PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
@@ -87,7 +87,7 @@ class Fit:
         self.callbacks = callbacks
         self.state = prepared.states[0]
         self.history: list[Info] = []
-        self.search = _make_search(prepared) if prepared.options.automatic else None
+        self.search = make_search(prepared) if prepared.options.automatic else None
         self._seconds = {"fit": 0.0, "verdict": 0.0}
         self._misleading: Finding | None = None  # what a schedule could do nothing about
         self._told: list[Note] = []
@@ -134,7 +134,7 @@ class Fit:
                 raise
             verdict = self._conclude(result, shield)
         for note in self._notes:
-            if note not in self._told:
+            if note not in self._told and note.category is not None:
                 warn(f"ngvi: {note.text}", note.category)
         self._told = self._notes
         _warn_of_verdict(verdict)
@@ -168,8 +168,8 @@ class Fit:
         """Write the result to the approximation; return it with the state that is kept."""
         if self.search is not None and self.search.best is not None:
             # Cut short in a later start, which must not replace what an earlier one came to.
-            spent = self.search.engine.evaluations
-            result = replace(result, state=replace(self.search.best, evaluations=spent))
+            best = self.search.engine.budget.counted(self.search.best)
+            result = replace(result, state=best)
             self.search.best = None
         self.state = result.state
         self.approx.set_gaussian(result.q)
@@ -227,7 +227,12 @@ class Fit:
 
     @property
     def _notes(self) -> list[Note]:
-        """What the fit found of the log density."""
+        """What the fit found of the log density, and what it did about it."""
+        recentred = self.prepared.recentred
+        return [*([Note(recentred, None)] if recentred else []), *self._findings]
+
+    @property
+    def _findings(self) -> list[Note]:
         if self.search is not None:
             return _notes_of_engine(self.search.engine, self.prepared.target.layout.label)
         if self._misleading is None:
@@ -244,7 +249,7 @@ class Fit:
             self._seconds[stage] += time.perf_counter() - begin
 
 
-def _make_search(prepared: Prepared) -> Search:
+def make_search(prepared: Prepared) -> Search:
     """Return the automatic engine, with more states to start from where the first end badly."""
     parts, options = prepared.parts, prepared.options
     problem = Problem(

@@ -20,9 +20,11 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.interface.family import choose_family
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
 from pymc_ngvi.interface.options import Options, Run, check_compilation, split_keywords
-from pymc_ngvi.interface.prepare import prepare
+from pymc_ngvi.interface.prepare import Prepared, prepare
 from pymc_ngvi.interface.progress import ProgressBar
-from pymc_ngvi.interface.start import Start, resolve_starts
+from pymc_ngvi.interface.recentre import choose_centring
+from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
+from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
@@ -49,7 +51,7 @@ class NGVI(Inference):
     **options
         Options of :class:`pymc_ngvi.interface.options.Options`: `family`, `estimator`, `guard`,
         `projection`, `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`,
-        `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`.
+        `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`, `reparametrize`.
 
     Attributes
     ----------
@@ -75,11 +77,12 @@ class NGVI(Inference):
         self._fit: Fit | None = None
         self._compilation = (backend, compile_kwargs)
         self._loader = loader
+        self._centring = self._given_centring()
         begin = time.perf_counter()
         self._target = self._build_target()
         self._chosen = choose_family(self.options, self._target)
         self._resolved = dataclasses.replace(self.options, family=self._chosen.family)
-        self._starts = resolve_starts(self._resolved, self.model, self._target.layout)
+        self._starts = resolve_starts(self._resolved, self._target.model, self._target.layout)
         self._try_parts(self._resolved, self._starts)
         self._building_seconds = time.perf_counter() - begin
 
@@ -87,7 +90,9 @@ class NGVI(Inference):
     def approx(self) -> GaussianApproximation:  # type: ignore[override]
         """The approximation, updated by `fit`."""
         start = self._start_of(self._starts[0])
-        approx = create_approximation(self.model, start, layout=self._target.layout)
+        approx = create_approximation(
+            self.model, start, layout=self._target.layout, centring=self._centring
+        )
         approx.loader, approx.target = self._loader, self._target
         approx.loaded = () if self._loader is None else tuple(self._loader.arrays)
         return approx
@@ -146,10 +151,10 @@ class NGVI(Inference):
             Number of these draws.
         log_likelihood : bool
             Include the log-likelihood of each observation in the InferenceData.
-        importance : {None, "psis", "resample"}
+        importance : {None, "psis", "resample", "match"}
             What to do with the importance weights of the draws: see `sample` of the approximation.
         **options
-            As in the constructor, except `family`; they hold for this fit only.
+            As in the constructor, except `family` and `reparametrize`; they hold for this fit only.
 
         Returns
         -------
@@ -174,6 +179,8 @@ class NGVI(Inference):
         rng = as_generator(chosen.random_seed)
         self._update_target(backend, compile_kwargs)
         prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
+        if n and chosen.may_recentre and "approx" not in vars(self):
+            prepared = self._recentre(prepared)
         self._fit = Fit(prepared, self.approx, score=score is not False, callbacks=callbacks or [])
         self._fit.run(n, ProgressBar(n, enabled=progressbar, theme=progressbar_theme))
         for group in self.approx.groups:
@@ -211,13 +218,31 @@ class NGVI(Inference):
         another = (backend, compile_kwargs) not in ((None, None), self._compilation)
         if another:
             self._compilation = (backend, compile_kwargs)
-        if another or not self._target.is_of(self.model):
+        if another or not self._target.is_of(self._target.model):
             self.approx.target = self._target = self._build_target()
 
-    def _build_target(self) -> ModelTarget:
+    def _recentre(self, prepared: Prepared) -> Prepared:
+        """Choose the centring of variables; the approximation is made on what was chosen.
+
+        Whoever has seen the approximation before the fit keeps the values that it has.
+        """
+        prepared, degrees = choose_centring(prepared, self._build_target)
+        if degrees:
+            self._centring, self._target = degrees, prepared.target
+            self._starts = [Start(prepared.states[0].q)]
+        return prepared
+
+    def _given_centring(self) -> Degrees:
+        """Return the degrees of centring that were asked for, or that the start has."""
+        how = self.options.reparametrize
+        if isinstance(how, Mapping):
+            return check_degrees(self.model, how)
+        return centring_of(self.options.start) if how == "auto" else {}
+
+    def _build_target(self, model: pymc.Model | None = None) -> ModelTarget:
         backend, compile_kwargs = self._compilation
         return compile_target(
-            self.model,
+            recentred(self.model, self._centring) if model is None else model,
             backend=backend,
             compile_kwargs=compile_kwargs,
             curvature=self.options.parts.curvature,
@@ -229,12 +254,14 @@ class NGVI(Inference):
         chosen, _ = split_keywords(options, set())
         if "family" in chosen:
             raise TypeError("family belongs to NGVI(family=...): the approximation is made there")
+        if "reparametrize" in chosen:
+            raise TypeError("reparametrize belongs to NGVI(reparametrize=...): its model is there")
         if not chosen:
             return self._resolved, self._starts
         merged = dataclasses.replace(self._resolved, **chosen)
         starts = self._starts
         if {"start", "start_sigma"} & set(chosen):
-            starts = resolve_starts(merged, self.model, self._target.layout)
+            starts = resolve_starts(merged, self._target.model, self._target.layout)
         self._try_parts(merged, starts)
         return merged, starts
 

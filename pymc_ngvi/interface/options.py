@@ -26,7 +26,7 @@ from pymc_ngvi.arguments import (
     told,
 )
 from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Estimator, Score, Stein
-from pymc_ngvi.core.families import FullGaussian, Gaussian, get_family
+from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, get_family
 from pymc_ngvi.core.guards import Guard, Mixed, get_guard
 from pymc_ngvi.core.projections import Identity, Projection, check_projection
 from pymc_ngvi.core.schedules import check_first
@@ -152,6 +152,10 @@ class Options:
     start_sigma : mapping, optional
         Standard deviations to start from, on the unconstrained scale, by either name.
     random_seed : int, sequence of int, numpy.random.Generator or None
+    reparametrize : "auto", False or mapping
+        Whether the fit may recentre variables of hierarchies; see :mod:`pymc_ngvi.model.centring`.
+        "auto" does so where it raises the ELBO. A mapping gives the degree of centring by name,
+        from 0 (non-centred) to 1 (centred), as a number or an array.
     """
 
     family: str | type[Gaussian] = "auto"
@@ -168,6 +172,7 @@ class Options:
     n_starts: int = 1
     start_sigma: Mapping[str, Any] | None = None
     random_seed: Any = None
+    reparametrize: str | bool | Mapping[str, Any] = "auto"
 
     def __post_init__(self) -> None:
         estimator = self.parts.estimator  # raises where a word stands for no part
@@ -177,6 +182,7 @@ class Options:
         check_flag("control_variates", self.control_variates, optional=True)
         check_count("max_evaluations", self.max_evaluations)
         check_count("n_starts", self.n_starts, most=MOST_STARTS)
+        _check_reparametrize(self.reparametrize)
         if not isinstance(self.random_seed, np.random.RandomState):  # whose state would move
             as_generator(self.random_seed)
         several = self.n_starts > 1 or isinstance(self.start, list | tuple)
@@ -213,6 +219,18 @@ class Options:
     def controlled(self) -> bool:
         """Whether batches are control variates."""
         return self.automatic if self.control_variates is None else self.control_variates
+
+    @property
+    def may_recentre(self) -> bool:
+        """Whether the fit may choose the centring of variables by itself.
+
+        A schedule, a projection and standard deviations to start from are meant for the values that
+        the model has. Several starts would have to be tried in each parametrisation.
+        """
+        plain = self.automatic and self.projection is None and self.start_sigma is None
+        one = self.n_starts == 1 and not isinstance(self.start, list | tuple)
+        known = self.parts.family in (FullGaussian, DiagonalGaussian)
+        return self.reparametrize == "auto" and plain and one and known
 
     @property
     def has_own_parts(self) -> bool:
@@ -318,6 +336,17 @@ def _get_estimator(estimator: Any) -> Any:
     word = estimator.lower() if isinstance(estimator, str) else estimator
     check_choice("estimator", word, list(_ESTIMATORS))
     return _ESTIMATORS[word]()
+
+
+def _check_reparametrize(value: Any) -> None:
+    if value is False or (isinstance(value, str) and value == "auto"):
+        return
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return
+    raise ValueError(
+        'reparametrize must be "auto", False or degrees of centring by name such as '
+        f'{{"theta": 0.0}}, got {told(value)}'
+    )
 
 
 def _check_callbacks(callbacks: Any) -> None:

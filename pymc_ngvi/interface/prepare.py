@@ -110,6 +110,8 @@ class Prepared:
     rng : numpy.random.Generator
     seconds : float
         Time until the first iteration could start.
+    recentred : str
+        How variables were recentred, for the report.
     """
 
     target: ModelTarget
@@ -119,6 +121,7 @@ class Prepared:
     maker: StateMaker
     rng: np.random.Generator
     seconds: float
+    recentred: str = ""
 
 
 def prepare(

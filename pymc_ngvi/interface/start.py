@@ -17,8 +17,9 @@ from pymc_ngvi.arguments import did_you_mean, told
 from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
+from pymc_ngvi.model.centring import Degrees
 from pymc_ngvi.model.layout import Layout, Outline
-from pymc_ngvi.results.records import moments_from_dataset
+from pymc_ngvi.results.records import degrees_from_json, moments_from_dataset
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,14 @@ def previous_gaussian(start: Any, layout: Layout) -> Gaussian | None:
     gaussian, outline = found
     _check_same_model(layout, outline, "the fit in the InferenceData")
     return gaussian
+
+
+def centring_of(start: Any) -> Degrees:
+    """Return the degrees of centring of a previous fit, given as approximation or InferenceData."""
+    if isinstance(start, Approximation):
+        return dict(getattr(start, "centring", {}))
+    attrs = start["fit"].attrs if "fit" in group_names(start) else {}
+    return degrees_from_json(attrs.get("centring", "{}"))
 
 
 def posterior_means(start: Any, layout: Layout) -> dict[str, Any]:

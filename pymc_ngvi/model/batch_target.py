@@ -96,6 +96,11 @@ class BatchTarget(ModelTarget):
         """Cost of reading all the data once, as a number of evaluations."""
         return self._data.n_rows / self._data.batch_size
 
+    @property
+    def numbers(self) -> int:
+        """Numbers that the log density of one draw goes through: those of a batch."""
+        return self._data.batch_size
+
     def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
         """Prepare for a new fit, with no anchor and no row read.
 

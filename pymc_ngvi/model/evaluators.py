@@ -183,6 +183,15 @@ class Evaluator(ABC):
         values = self._colouring.recover(products)
         return values if sparse else dense(self.structure, values)
 
+    @property
+    def hessian_price(self) -> float:
+        """What an evaluation with its Hessian costs, in log densities, roughly."""
+        return 3.0 * len(self._seeds)
+
+    def numbers(self, data: Data = ()) -> int:
+        """Return the numbers that the log density of one draw goes through, roughly."""
+        return 1
+
     def _draws_per_call(self, data: Data) -> int:
         """Return how many draws are evaluated together."""
         return 1
@@ -240,6 +249,10 @@ class Batched(Evaluator):
         if self._compiler.on_jax:
             return _JAX_DRAWS
         return max(_NUMBERS_PER_CALL // self._numbers_per_draw(data), 1)
+
+    def numbers(self, data: Data = ()) -> int:
+        """Return the numbers that the log density of one draw goes through, roughly."""
+        return self._numbers_per_draw(data)
 
     def _burden(self, data: Data) -> float:
         if self._has_loops:  # whose derivatives cost a hundred times as much as they do

@@ -164,6 +164,16 @@ class Functions:
         """Evaluate the log density (n,) only."""
         return self._first(data).density(draws, data)
 
+    @property
+    def hessian_price(self) -> float:
+        """What an evaluation with its Hessian costs, in log densities, roughly."""
+        has = self.route is not None and self.route.name != "none"
+        return self._second.hessian_price if has else 3.0
+
+    def numbers(self, data: Data) -> int:
+        """Return the numbers that the log density of one draw goes through, roughly."""
+        return self._first(data).numbers(data)
+
     def _is_sparse(self, curvature: str) -> bool:
         """Whether the values on the structure are enough."""
         return curvature == "sparse" or (curvature == "diagonal" and self.structure is not None)

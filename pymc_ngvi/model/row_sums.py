@@ -67,6 +67,16 @@ class RowSums(Evaluator):
         self._bound = now, evaluator
         return evaluator
 
+    @property
+    def hessian_price(self) -> float:
+        """What an evaluation with its Hessian costs, in log densities, roughly."""
+        return 4.0 if self._rest is None else 4.0 + self._rest.hessian_price
+
+    def numbers(self, data: Data = ()) -> int:
+        """Return the numbers that the log density of one draw goes through, roughly."""
+        rest = 0 if self._rest is None else self._rest.numbers(data)
+        return self._evaluator(data).n_rows + rest
+
     def density(self, draws: Array, data: Data = ()) -> Array:
         """Log density (n,)."""
         total = self._evaluator(data).log_density(draws)

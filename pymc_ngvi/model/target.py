@@ -136,6 +136,16 @@ class ModelTarget(Target):
         return 1.0
 
     @property
+    def hessian_price(self) -> float:
+        """What an evaluation with its Hessian costs, in log densities, roughly."""
+        return self._functions.hessian_price
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that the log density of one draw goes through, roughly."""
+        return self._functions.numbers(())
+
+    @property
     def current(self) -> bool:
         """Whether the data are still those in the model's containers."""
         return self._data.current

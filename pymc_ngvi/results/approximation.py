@@ -8,18 +8,21 @@ variables of PyMC, and reads it from there when others have changed them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import pymc
 from pymc.variational.approximations import FullRank, MeanField
+from pymc.variational.opvi import node_property
 
 from pymc_ngvi._compat import initial_point
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.model.centring import recentred
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
@@ -27,6 +30,7 @@ from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup, NGVISparseGroup
 from pymc_ngvi.results.inferencedata import to_inference_data, to_multitrace
+from pymc_ngvi.results.matching import PILOT_DRAWS
 from pymc_ngvi.results.nuts import nuts_keywords
 from pymc_ngvi.results.records import (
     SavedFit,
@@ -36,7 +40,7 @@ from pymc_ngvi.results.records import (
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
-from pymc_ngvi.results.weighing import POOL, check_importance, resample, weigh
+from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
 
 
 class GaussianApproximation:
@@ -54,6 +58,9 @@ class GaussianApproximation:
     layout : Layout, optional
         The flat vector of the model, if it is known already. Otherwise PyTensor compiles the
         initial point of the model for its shapes, which takes a second for some hundred variables.
+    centring : mapping of str to array, optional
+        Degrees of centring of variables that were recentred; see :mod:`pymc_ngvi.model.centring`.
+        The flat vector is then that of the recentred model.
 
     Attributes
     ----------
@@ -81,7 +88,6 @@ class GaussianApproximation:
     curvature: ClassVar[str]
 
     groups: list[Any]
-    model: pymc.Model
 
     def __init__(
         self,
@@ -89,13 +95,17 @@ class GaussianApproximation:
         gaussian: Gaussian,
         *,
         layout: Layout | None = None,
+        centring: Mapping[str, Array] | None = None,
     ) -> None:
         if gaussian.curvature != self.curvature:
             raise TypeError(
                 f"{type(self).__name__} cannot hold a {type(gaussian).__name__}; "
                 "use create_approximation, which chooses the class"
             )
-        super().__init__(model=model, layout=layout)  # type: ignore[call-arg]
+        self.centring = dict(centring or {})
+        self._fitted = self._shown = recentred(model, self.centring)
+        super().__init__(model=self._fitted, layout=layout)  # type: ignore[call-arg]
+        self._shown = model
         self.hist: Array = np.empty(0)
         self.history: list[Info] = []
         self.seed: Any = None
@@ -128,6 +138,39 @@ class GaussianApproximation:
     def gaussian(self) -> Gaussian:
         """The approximation itself. Use `set_gaussian` to change it."""
         return self.groups[0].held.gaussian  # type: ignore[no-any-return]
+
+    @property
+    def model(self) -> pymc.Model:
+        """The fitted model, as the user gave it."""
+        return self._shown
+
+    @model.setter
+    def model(self, model: pymc.Model) -> None:  # PyMC 5 sets it
+        self._shown = model
+
+    @contextmanager
+    def _on_fitted_values(self) -> Iterator[None]:
+        """Show PyMC's methods the model whose unconstrained values were fitted."""
+        model, self._shown = self._shown, self._fitted
+        try:
+            yield
+        finally:
+            self._shown = model
+
+    def sample_node(self, *args: Any, **kwargs: Any) -> Any:
+        """Replace the variables of the model in a graph by draws; see PyMC's documentation."""
+        with self._on_fitted_values():
+            return super().sample_node(*args, **kwargs)  # type: ignore[misc]
+
+    @node_property  # type: ignore[untyped-decorator]
+    def _sized_symbolic_varlogp_and_datalogp(self) -> Any:
+        with self._on_fitted_values():
+            return super()._sized_symbolic_varlogp_and_datalogp  # type: ignore[misc]
+
+    @node_property  # type: ignore[untyped-decorator]
+    def _single_symbolic_varlogp_and_datalogp(self) -> Any:
+        with self._on_fitted_values():
+            return super()._single_symbolic_varlogp_and_datalogp  # type: ignore[misc]
 
     @property
     def report(self) -> Report | None:
@@ -164,17 +207,19 @@ class GaussianApproximation:
             variables.
         random_seed : int, sequence of int, numpy.random.Generator or None
             The same seed gives the same draws. A larger number of draws begins with the same ones,
-            except with ``importance="resample"``.
+            except where draws are chosen among more.
         return_inferencedata : bool
             False returns PyMC's ``MultiTrace``, which includes all unconstrained variables.
         log_likelihood : bool
             Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
             :func:`pymc_ngvi.compare`.
-        importance : {None, "psis", "resample"}
+        importance : {None, "psis", "resample", "match"}
             None returns the draws as they are. "psis" requires their importance weights,
             `log_weight` in the group `sample_stats`, and warns where k-hat says that they cannot be
             used. "resample" makes ten times as many draws and chooses among them by these weights;
-            the result then needs no weights.
+            the result then needs no weights. "match" does the same after moving the draws by affine
+            maps to where the weights say that the posterior is, if that lowers k-hat; see
+            :mod:`pymc_ngvi.results.matching`.
         replace : bool
             Resample with replacement.
         include_transformed : bool
@@ -194,7 +239,8 @@ class GaussianApproximation:
 
         The group `sample_stats` holds for each draw the log density `lp` of the model, `log_q` of
         the approximation, both on the unconstrained scale, and `log_weight`, the logarithm of their
-        ratio, smoothed and normalised. After resampling the weights are equal.
+        ratio, smoothed and normalised. After resampling the weights are equal; after matching
+        `log_q` is that of the moved Gaussian, and the attributes have `khat_unmatched` as well.
         """
         n = check_count("draws", draws)
         check_importance(importance, replace=replace)
@@ -207,8 +253,11 @@ class GaussianApproximation:
         transform = self._transform_for(self.model if model is None else model)
         if importance is None and not return_inferencedata:
             return to_multitrace(transform(self._draw_flat(n, rng), rng), transform)
-        if importance == "resample":
+        if importance in RESAMPLED:
             pool = weigh(self.gaussian, self._draw_flat(n * POOL, rng), transform, required=True)
+            if importance == "match":
+                pilot = self._draw_flat(PILOT_DRAWS, rng)
+                pool = match(pool, pilot, self.gaussian, transform)
             weighed = resample(pool, n, rng, replace=replace)
         else:
             required = log_likelihood or importance is not None
@@ -224,7 +273,7 @@ class GaussianApproximation:
             sample_stats=weighed.statistics,
             log_likelihood=transform.log_likelihood(weighed.draws) if log_likelihood else None,
             others={
-                "fit": moments_to_dataset(self.gaussian, self.layout),
+                "fit": moments_to_dataset(self.gaussian, self.layout, self.centring),
                 "fit_trace": history_to_dataset(self.history),
             }
             | (
@@ -261,6 +310,7 @@ class GaussianApproximation:
             report=self.report,
             seed=np.asarray(self.seed).tolist() if numbers else None,
             loaded=self.loaded,
+            centring=self.centring,
         )
         storage.write(path, fit)
 
@@ -299,6 +349,9 @@ class GaussianApproximation:
 
         Notes
         -----
+        Where the fit has recentred variables, the keywords hold `model`, by which NUTS samples on
+        the unconstrained values of the fit. Draws of the variables are the same either way.
+
         The metric is not adapted. Where the fit is unreliable the metric may be poor, and NUTS
         without it faster. The draws are those of the posterior in both cases.
         """
@@ -308,9 +361,10 @@ class GaussianApproximation:
         names = [variable.name for variable in self.model.free_RVs]
         starts = [{name: values[name][chain] for name in names} for chain in range(n)]
         tune = check_count("tune", tune)
-        return nuts_keywords(
-            self.model, self.gaussian, starts, sampler=sampler, tune=tune, **options
+        keywords = nuts_keywords(
+            self._fitted, self.gaussian, starts, sampler=sampler, tune=tune, **options
         )
+        return keywords | ({"model": self._fitted} if self.centring else {})
 
     @property
     def layout(self) -> Layout:
@@ -333,13 +387,15 @@ class GaussianApproximation:
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`; the last one is kept and used again."""
         own = model is self.model
+        model = self._fitted if own else recentred(model, self.centring)
         loader = self.loader if own else None
         if self._transform is None or not self._transform.matches(model, loader):
             loaded = self.loaded if own else ()
             target = self.target if own else None
             known = None if target is None or target.reads_batches else target.log_density
+            numbers = 1 if known is None or target is None else target.numbers
             self._transform = DrawTransform(
-                model, self.layout, loader, loaded=loaded, log_density=known
+                model, self.layout, loader, loaded=loaded, log_density=known, numbers=numbers
             )
         return self._transform
 
@@ -373,13 +429,14 @@ def create_approximation(
     gaussian: Gaussian,
     *,
     layout: Layout | None = None,
+    centring: Mapping[str, Array] | None = None,
 ) -> GaussianApproximation:
     """Make PyMC's `MeanField` of a Gaussian with independent components, else a `FullRank`.
 
     The parameters are those of :class:`GaussianApproximation`.
     """
     kinds = {kind.curvature: kind for kind in (NGVIMeanField, NGVIFullRank, NGVISparse)}
-    return kinds[gaussian.curvature](model, gaussian, layout=layout)
+    return kinds[gaussian.curvature](model, gaussian, layout=layout, centring=centring)
 
 
 def load(
@@ -415,11 +472,12 @@ def load(
     """
     model = pymc.modelcontext(model)
     saved = storage.read(path)
-    layout = Layout(model, initial_point(model))
+    fitted = recentred(model, saved.centring)
+    layout = Layout(fitted, initial_point(fitted))
     differences = layout.outline.differences(saved.outline)
     if differences:
         raise ValueError(f"the fit in the file is of another model than this one: {differences}")
-    approx = create_approximation(model, saved.gaussian, layout=layout)
+    approx = create_approximation(model, saved.gaussian, layout=layout, centring=saved.centring)
     approx.hist = saved.losses
     approx.history = saved.history
     approx.report = saved.report

@@ -21,6 +21,9 @@ from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.terms import Terms
 from pymc_ngvi.model.vectorised import DrawFunction
 
+#: Numbers that may go through the log density of draws that nobody asked weights for.
+_CHEAP = 2**27
+
 
 class DrawTransform:
     """Map flat unconstrained draws to the variables and the log densities of a model.
@@ -41,6 +44,8 @@ class DrawTransform:
         Names of these containers, which are needed even where the loader is not available.
     log_density : callable, optional
         The log density of the model at draws (n, d), where something computes it already.
+    numbers : int
+        Numbers that this goes through for one draw.
 
     Attributes
     ----------
@@ -57,8 +62,10 @@ class DrawTransform:
         *,
         loaded: Sequence[str] = (),
         log_density: Callable[[Array], Array] | None = None,
+        numbers: int = 1,
     ) -> None:
         self.model = model
+        self._numbers = numbers
         self._log_density = log_density
         self.loaded = tuple(loaded)
         self._loader = loader
@@ -107,6 +114,10 @@ class DrawTransform:
         if self._log_density is not None:
             return self._log_density(draws)
         return self._densities.total(self.layout.unflatten(draws))
+
+    def is_costly(self, n: int) -> bool:
+        """Whether the log density of n draws takes many seconds: to be computed when asked for."""
+        return self.reads_batches or n * self._numbers > _CHEAP
 
     def log_likelihood(self, draws: Array) -> Values:
         """Log-likelihood (n, ...) of each observation at draws (n, d), by observed variable."""

@@ -28,6 +28,7 @@ from pymc_ngvi.core.families import (
 )
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.engine.search import Attempt
+from pymc_ngvi.model.centring import Degrees
 from pymc_ngvi.model.layout import Layout, Outline
 from pymc_ngvi.results.parameters import COLUMNS, empty_table, make_table
 from pymc_ngvi.results.report import Report
@@ -55,6 +56,8 @@ class SavedFit:
         The `random_seed` of the fit, if it was a number or several.
     loaded : tuple of str
         Names of the data containers that a loader filled.
+    centring : dict of str to array
+        Degrees of centring of variables that were recentred.
     """
 
     gaussian: Gaussian
@@ -64,6 +67,7 @@ class SavedFit:
     report: Report | None
     seed: Any
     loaded: tuple[str, ...] = ()
+    centring: Degrees = dataclasses.field(default_factory=dict)
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the fit as a dataset of numbers and strings."""
@@ -89,6 +93,7 @@ class SavedFit:
                 "report": report_to_json(self.report),
                 "seed": json.dumps(self.seed),
                 "loaded": json.dumps(self.loaded),
+                "centring": degrees_to_json(self.centring),
             },
         )
 
@@ -113,6 +118,7 @@ class SavedFit:
             report=report,
             seed=json.loads(attrs["seed"]),
             loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
+            centring=degrees_from_json(attrs.get("centring", "{}")),
         )
 
 
@@ -149,7 +155,19 @@ def gaussian_from_dataset(dataset: xarray.Dataset) -> Gaussian:
     )
 
 
-def moments_to_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
+def degrees_to_json(degrees: Degrees) -> str:
+    """Return degrees of centring as JSON."""
+    return json.dumps({name: np.asarray(degree).tolist() for name, degree in degrees.items()})
+
+
+def degrees_from_json(text: str) -> Degrees:
+    """Inverse of `degrees_to_json`."""
+    return {name: np.array(degree, float) for name, degree in json.loads(text).items()}
+
+
+def moments_to_dataset(
+    gaussian: Gaussian, layout: Layout, centring: Degrees | None = None
+) -> xarray.Dataset:
     """Return mean and covariance, or variances, by the names of the unconstrained components."""
     dims: tuple[str, ...] = _AXES[:1]
     spread = dict[str, Any](variance=(_AXES[:1], gaussian.variance))
@@ -164,7 +182,8 @@ def moments_to_dataset(gaussian: Gaussian, layout: Layout) -> xarray.Dataset:
     return xarray.Dataset(
         {"mean": (dims[:1], gaussian.mean)} | spread,
         coords={dim: list(layout.names) for dim in dims},
-        attrs={"family": gaussian.name},
+        attrs={"family": gaussian.name}
+        | ({"centring": degrees_to_json(centring)} if centring else {}),
     )
 
 

@@ -41,7 +41,9 @@ class Report:
     iterations : int
         Number of iterations, refinements included.
     evaluations : int
-        Evaluations of the log density with its derivatives.
+        Evaluations of the log density with the derivatives that the estimator takes.
+    gradients : int
+        Further evaluations, of gradients or log densities alone.
     elbo, elbo_se : float
         Mean of log p - log q over fresh draws from the result, and its standard error: higher is
         better. After an interrupt or a failure, those of the last iteration.
@@ -101,6 +103,7 @@ class Report:
     compile_seconds: float
     fit_seconds: float
     verdict_seconds: float
+    gradients: int = 0
     starts: tuple[Attempt, ...] = ()
     n_rows: int = 0
     batch_size: int = 0
@@ -165,6 +168,7 @@ class Report:
             dim=result.q.dim,
             iterations=len(history),
             evaluations=result.state.evaluations,
+            gradients=result.state.gradients,
             elbo=elbo,
             elbo_se=elbo_se,
             khat=verdict.khat,
@@ -245,7 +249,7 @@ class Report:
             ("ELBO", f"{self.elbo:.3f} (s.e. {self.elbo_se:.2g})"),
             ("k-hat", str(self.verdict)),
             *self._worst(),
-            ("iterations", f"{self.iterations}, {self.evaluations} evaluations"),
+            ("iterations", self._spent()),
             ("largest step", f"{self.max_step_kl:.3g} nats"),
             ("guard", f"acted {self.guard_activations} times, {self.retreats} retreats"),
         ]
@@ -257,6 +261,12 @@ class Report:
         if self.backend:
             rows.append(("backend", self.backend))
         return [*rows, ("time", self._times())]
+
+    def _spent(self) -> str:
+        if not self.gradients:
+            return f"{self.iterations}, {self.evaluations} evaluations"
+        hessians = f"{self.evaluations} evaluations with Hessians"
+        return f"{self.iterations}, {hessians}, {self.gradients} without"
 
     def __str__(self) -> str:
         rows = self._rows()

@@ -28,6 +28,9 @@ from pymc_ngvi.results.parameters import (
 
 #: Fresh draws on which a fit is judged, where they give a clear answer.
 VERDICT_DRAWS = 1000
+#: So many numbers may go through the log density for them, which takes half a second; a target of
+#: more data is judged on fewer draws, but on so many at least.
+_CHEAP, FEWEST_DRAWS = 2**24, 100
 #: Where they do not, their number is multiplied by this, so many times.
 MORE_DRAWS, ROUNDS = 3, 2
 #: Above this k-hat, trust neither the Gaussian nor importance weights on its draws.
@@ -163,8 +166,8 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
     rng : numpy.random.Generator
     spent : int
         Evaluations of the target by the fit. The verdict takes more than the first draws only as
-        long as it costs no more than the fit did. This is counted and not timed: the same seed
-        gives the same verdict on every machine.
+        long as it costs no more than a third of what the fit did. This is counted and not timed:
+        the same seed gives the same verdict on every machine.
 
     Returns
     -------
@@ -175,9 +178,8 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
     full = target.of_all_data(q, rng)
     fresh = FreshDraws(q, rng)
     own = OwnScale(target.model, target.layout)
-    # An evaluation gives d derivatives and their curvature, and costs as much as d draws or more.
-    affordable = (1 + q.dim) * spent / target.price
-    draws = VERDICT_DRAWS
+    affordable = target.hessian_price * spent / target.price / 3
+    draws = 2 * (min(max(_CHEAP // target.numbers, FEWEST_DRAWS), VERDICT_DRAWS) // 2)
     for more in [*[True] * ROUNDS, False]:
         log_ratios = fresh.extend(full.log_density, draws)
         if not np.isfinite(log_ratios).all():

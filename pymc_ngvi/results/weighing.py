@@ -15,9 +15,13 @@ from pymc_ngvi.errors import UnreliableFit, first_line, warn
 from pymc_ngvi.model.densities import Values
 from pymc_ngvi.results.draws import DrawTransform
 from pymc_ngvi.results.importance import Importance
+from pymc_ngvi.results.matching import Matching, match_moments
 from pymc_ngvi.results.verdict import Verdict
 
-IMPORTANCE = (None, "psis", "resample")
+IMPORTANCE = (None, "psis", "resample", "match")
+
+#: Those that choose draws by their weights.
+RESAMPLED = ("resample", "match")
 
 #: Number of draws made for each one that resampling chooses.
 POOL = 10
@@ -41,6 +45,10 @@ class WeighedDraws:
         Whether the draws were chosen by their weights, and so have equal weights now.
     problem : str
         Why the log density of the model is not available.
+    matching : Matching or None
+        The maps that moved the draws, where it was asked for them.
+    unmatched : Importance or None
+        Weights of the same draws without these maps.
     """
 
     draws: Array
@@ -49,6 +57,8 @@ class WeighedDraws:
     importance: Importance | None = None
     resampled: bool = False
     problem: str = ""
+    matching: Matching | None = None
+    unmatched: Importance | None = None
 
     @property
     def statistics(self) -> Values:
@@ -64,7 +74,14 @@ class WeighedDraws:
         """Attributes of the group `sample_stats`, about all draws together."""
         if self.importance is None:
             return {"lp_missing": self.problem}
-        return {
+        matched = {}
+        if self.matching is not None and self.unmatched is not None:
+            matched = {
+                "khat_unmatched": self.unmatched.khat,
+                "ess_unmatched": self.unmatched.ess,
+                "matched": str(self.matching),
+            }
+        return matched | {
             "khat": self.importance.khat,
             "ess": self.importance.ess,
             "weighed_draws": self.importance.log_weights.size,
@@ -90,8 +107,8 @@ class WeighedDraws:
 def check_importance(importance: str | None, *, replace: bool = False) -> None:
     """Raise where `importance` is not one of the choices, or `replace` has no meaning."""
     check_choice("importance", importance, IMPORTANCE)
-    if replace and importance != "resample":
-        raise ValueError('replace=True belongs to importance="resample"')
+    if replace and importance not in RESAMPLED:
+        raise ValueError('replace=True belongs to importance="resample" and importance="match"')
 
 
 def weigh(
@@ -112,13 +129,13 @@ def weigh(
         The transform of the model, which evaluates its density.
     required : bool
         Raise where the density of the model is not available. Otherwise draws have no weights in
-        two cases: the model reads batches, so that densities take a pass over the data; or the
+        two cases: densities would take long, as those of batches and of very many data do; or the
         density fails, for example because predictors were replaced for a prediction and no longer
         have as many rows as the observations.
     """
     log_q = gaussian.log_density(draws)
-    if transform.reads_batches and not required:
-        problem = "it takes a pass over the data: ask for it by importance= or log_likelihood="
+    if not required and transform.is_costly(len(draws)):
+        problem = "it takes many seconds: ask for it by importance= or log_likelihood="
         return WeighedDraws(draws, log_q, problem=problem)
     try:
         log_p = transform.log_density(draws)
@@ -128,6 +145,33 @@ def weigh(
             raise
         return WeighedDraws(draws, log_q, problem=first_line(error))
     return WeighedDraws(draws, log_q, log_p, Importance.from_ratios(log_p - log_q))
+
+
+def match(
+    pool: WeighedDraws, pilot: Array, gaussian: Gaussian, transform: DrawTransform
+) -> WeighedDraws:
+    """Move the draws in `pool` to the moments of the posterior, unless this raises their k-hat.
+
+    Parameters
+    ----------
+    pool : WeighedDraws
+        Draws of the Gaussian with their weights.
+    pilot : array, (n, d)
+        Other draws of it, on which the maps are found.
+    gaussian : Gaussian
+    transform : DrawTransform
+    """
+    assert pool.importance is not None
+    matching = match_moments(transform.log_density, pilot, gaussian.log_density(pilot))
+    draws, log_q = matching(pool.draws, pool.log_q)
+    log_p = transform.log_density(draws)
+    importance = Importance.from_ratios(log_p - log_q)
+    # NaN, of too few draws to tell, leaves it to the pilot draws.
+    if importance.khat > pool.importance.khat:
+        return dataclasses.replace(pool, matching=Matching(), unmatched=pool.importance)
+    return WeighedDraws(
+        draws, log_q, log_p, importance, matching=matching, unmatched=pool.importance
+    )
 
 
 def resample(

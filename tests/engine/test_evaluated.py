@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core import theory
-from pymc_ngvi.engine.evaluated import SquaredError
+from pymc_ngvi.core.estimators import Estimate
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.engine.evaluated import SquaredError, scatter
+from pymc_ngvi.engine.problem import Size
 from tests.targets import PoissonTarget, engine
 
 
@@ -22,16 +25,44 @@ def test_error_of_an_average_of_two_independent_errors():
     assert found.nats == pytest.approx(mixed.sum(axis=1).mean(), rel=0.02)
 
 
-@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+MANY = Size(10**9, 10**9)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0])
 def test_planned_draws_reach_the_accuracy_with_little_to_spare(size):
     problem, n = engine(PoissonTarget()).problem, 100
     error = SquaredError(size * np.array([4.0, 1.0]), size * np.array([2.0, 1.0]), 3 * size, 3)
-    planned = problem.planned(error, n, 10**9)
-    scale = n / planned  # a squared error is proportional to 1 / n
-    after = replace(
-        error, mean=scale * error.mean, log_sd=scale * error.log_sd, nats=scale * error.nats
-    )
-    assert 0.9 < problem.excess(after) <= 1
+    planned = problem.planned(error, 0.5, Size(n), MANY)
+    assert planned.gradients == 0  # where Hessians differ, all draws have them
+    scale = n / planned.hessians  # a squared error is proportional to 1 / n
+    assert 0.9 < problem.excess(scaled(error, scale, scale)) <= 1
     aim = error.nats / (1.1 * problem.excess(error))
-    assert planned == theory.plan(aim, variance=error.nats * n, distance=aim)[0].n_samples
-    assert problem.planned(error, n, 150) == 150
+    plan = theory.plan(aim, variance=error.nats * n, distance=aim)[0]
+    assert planned.hessians == plan.n_samples
+    assert problem.planned(error, 0.5, Size(n), Size(150)).hessians == 150
+    assert problem.planned(scaled(error, 1e-9, 1e-9), 0.5, Size(n), MANY) == Size(n)
+
+
+def test_gradients_are_planned_where_it_is_their_noise_that_is_left():
+    problem, n = engine(PoissonTarget()).problem, 8
+    error = SquaredError(np.array([0.04, 0.01]), np.array([1e-5, 1e-5]), 0.01, 3)
+    hessians, gradients = problem.planned(error, 0.99, Size(n), MANY)
+    assert n <= hessians < gradients
+    left = scaled(error, n / (hessians + gradients), n / hessians)
+    assert problem.excess(left) <= 1
+
+
+def scaled(error, mean, log_sd):
+    return replace(error, mean=mean * error.mean, log_sd=log_sd * error.log_sd, nats=0.0)
+
+
+def test_scatter_of_independent_parts_is_the_error_of_their_mean():
+    """Over many sets of parts, the squares add up to the variance of the mean."""
+    rng, q = np.random.default_rng(2), FullGaussian.from_curvature(np.zeros(2), None)
+    found, means = [], []
+    for _ in range(4000):
+        gradients = rng.standard_normal((4, 2)) * [1.0, 3.0]
+        parts = [Estimate(g, -np.eye(2), 0.0, 0.0, 1) for g in gradients]
+        found.append(sum(np.square(error.first) for error in scatter(q, parts, 0.5)))
+        means.append(0.5 * gradients.mean(axis=0))
+    np.testing.assert_allclose(np.mean(found, axis=0), np.var(means, axis=0), rtol=0.1)

@@ -93,6 +93,11 @@ class RowEvaluator:
         self._offset = offset
         self.dim = dim
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of all sums together."""
+        return sum(term.n_rows for term in self._terms)
+
     @cached_property
     def _pieces(self) -> list[tuple[BoundTerm, tuple[Element, Element], Piece]]:
         return [(term, pair, piece) for term in self._terms for pair, piece in term.pieces()]

@@ -81,10 +81,18 @@ class RowVector:
             result = vectors[:, self.columns] @ self.dense.T
         else:
             result = np.zeros((len(vectors), len(self.offset)))
-        if self.sparse.nnz:
+        if self._selected is not None:
+            result += vectors[:, self._selected]
+        elif self.sparse.nnz:
             for row, vector in zip(result, vectors, strict=True):
                 row += self.sparse @ vector
         return result
+
+    @cached_property
+    def _selected(self) -> np.ndarray | None:
+        """The component that each row of S picks, where it does nothing else."""
+        picks = self.sparse.nnz == self.sparse.shape[0] and (np.diff(self.sparse.indptr) == 1).all()
+        return self.sparse.indices if picks and (self.sparse.data == 1).all() else None
 
     def add_transposed(self, rows: Array, to: Array) -> None:
         """Add the products (n, d) of the transposed matrix with row vectors (n, r)."""

@@ -1,0 +1,164 @@
+"""Recentred models: the same variables and the same density, on other unconstrained values."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+
+from pymc_ngvi._compat import initial_point
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.model.centring import (
+    candidates,
+    describe_degrees,
+    propose_degrees,
+    recentred,
+    recentred_draws,
+)
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.results.draws import DrawTransform
+
+LOCATION_SCALE = {
+    "normal": lambda m, s: pm.Normal("theta", m, s, shape=3),
+    "student": lambda m, s: pm.StudentT("theta", nu=4, mu=m, sigma=s, shape=3),
+    "laplace": lambda m, s: pm.Laplace("theta", m, s, shape=3),
+    "cauchy": lambda m, s: pm.Cauchy("theta", m, s, shape=3),
+    "gumbel": lambda m, s: pm.Gumbel("theta", m, s, shape=3),
+    "logistic": lambda m, s: pm.Logistic("theta", m, s, shape=3),
+    "lognormal": lambda m, s: pm.LogNormal("theta", m, s, shape=3),
+    "exponential": lambda m, s: pm.Exponential("theta", scale=s, shape=3),
+    "half_normal": lambda m, s: pm.HalfNormal("theta", s, shape=3),
+    "half_student": lambda m, s: pm.HalfStudentT("theta", nu=4, sigma=s, shape=3),
+    "half_cauchy": lambda m, s: pm.HalfCauchy("theta", s, shape=3),
+}
+POSITIVE = {"lognormal", "exponential", "half_normal", "half_student", "half_cauchy"}
+DEGREES = np.array([0.0, 0.3, 1.0])
+
+
+def hierarchy(kind="normal"):
+    with pm.Model() as model:
+        m = pm.Normal("m", 0.0, 1.0)
+        s = pm.HalfNormal("s", 1.0)
+        theta = LOCATION_SCALE[kind](m, s)
+        pm.Deterministic("twice", 2 * theta)
+        pm.Normal("y", theta, 1.0, observed=[0.5, -1.0, 2.0])
+    return model
+
+
+def layout_of(model):
+    return Layout(model, initial_point(model))
+
+
+def draws_of(layout, n=5):
+    return 0.5 * np.random.default_rng(1).standard_normal((n, layout.dim))
+
+
+@pytest.mark.parametrize("kind", LOCATION_SCALE)
+def test_values_and_densities_are_those_of_the_model(kind):
+    model = hierarchy(kind)
+    other = recentred(model, {"theta": DEGREES})
+    layout, rng = layout_of(model), np.random.default_rng(0)
+    draws = draws_of(layout)
+    moved = recentred_draws(model, layout, {"theta": DEGREES}, draws)
+    before, after = DrawTransform(model, layout), DrawTransform(other, layout_of(other))
+    values, same = before(draws, rng), after(moved, rng)
+    for name in ("m", "s", "theta", "twice"):
+        np.testing.assert_allclose(same[name], values[name])
+    # By the change of variables: theta, or its logarithm, is m k + s^k y with k = 1 - degree.
+    location_only = kind in POSITIVE - {"lognormal"}
+    scale = 0.0 if location_only else np.log(values["s"]) * (1 - DEGREES).sum()
+    expected = before.log_density(draws) + scale
+    np.testing.assert_allclose(after.log_density(moved), expected)
+
+
+@pytest.mark.parametrize("kind", LOCATION_SCALE)
+def test_the_non_centred_value_has_a_prior_of_its_own(kind):
+    other = recentred(hierarchy(kind), {"theta": 0.0})
+    theta = other["theta"]
+    prior = other.logp(vars=[theta], sum=True)
+    parents = [other.rvs_to_values[other[name]] for name in ("m", "s")]
+    gradients = pytensor.grad(prior, parents, disconnected_inputs="ignore")
+    values = [other.rvs_to_values[v] for v in other.free_RVs]
+    function = pytensor.function(values, gradients, on_unused_input="ignore")
+    np.testing.assert_allclose(function(0.3, -0.4, np.array([0.1, 1.0, -0.7])), 0, atol=1e-12)
+
+
+def test_the_given_model_is_not_touched():
+    model = hierarchy()
+    before = dict(model.rvs_to_values), dict(model.rvs_to_transforms), model.initial_point()
+    other = recentred(model, {"theta": 0.5})
+    assert (dict(model.rvs_to_values), dict(model.rvs_to_transforms)) == before[:2]
+    assert model.initial_point().keys() == before[2].keys()
+    assert other["theta"] is model["theta"]
+    assert [v.name for v in other.value_vars] == ["m", "s_log__", "theta_centring__"]
+    assert recentred(model, {}) is model
+    with model:
+        pm.Deterministic("later", model["theta"].sum())
+    assert other["later"] is model["later"]
+
+
+def test_initial_values_and_data_are_those_of_the_model():
+    with pm.Model(coords={"group": ["a", "b"]}) as model:
+        x = pm.Data("x", np.ones(2), dims="group")
+        s = pm.HalfNormal("s", 1.0, initval=2.0)
+        theta = pm.Normal("theta", 0.0, s, dims="group", initval=[1.0, 4.0])
+        pm.Normal("y", theta * x, 1.0, observed=np.zeros(2), dims="group")
+    other = recentred(model, {"theta": 0.0})
+    np.testing.assert_allclose(initial_point(other)["theta_centring__"], [0.5, 2.0])
+    assert layout_of(other).names[1:] == ("theta_centring__[group=a]", "theta_centring__[group=b]")
+    transform = DrawTransform(other, layout_of(other))
+    first = transform.log_density(np.ones((1, 3)))
+    pm.set_data({"x": np.full(2, 3.0)}, model=model)
+    assert transform.log_density(np.ones((1, 3))) < first
+
+
+def test_candidates_have_scales_that_depend_on_others():
+    with pm.Model() as model:
+        m, s = pm.Normal("m"), pm.HalfNormal("s")
+        pm.Normal("both", m, s)
+        pm.Normal("shifted", m, 1.0)
+        pm.Normal("apart", 0.0, 1.0)
+        pm.HalfNormal("positive", s)
+        ordered = pm.distributions.transforms.ordered
+        pm.Normal("cuts", 0.0, s, shape=2, transform=ordered, initval=[0.0, 1.0])
+        pm.ZeroSumNormal("effects", s, shape=3)
+    assert candidates(model, factorised=False) == ["both"]
+    assert candidates(model, factorised=True) == ["both", "shifted", "positive"]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.95, 0.0), (0.4, 0.6), (0.05, None)])
+def test_what_the_data_say_little_about_is_non_centred(share, expected):
+    model = hierarchy()
+    precision = np.diag([1.0, 1e12, *np.full(3, 1 / share)])  # the scale is 1, almost surely
+    q = FullGaussian.from_mean_covariance(np.zeros(5), np.linalg.inv(precision))
+    degrees = propose_degrees(model, layout_of(model), ["theta"], q)
+    if expected is None:
+        assert degrees == {}
+    else:
+        np.testing.assert_allclose(degrees["theta"], np.full(3, expected), atol=1e-4)
+
+
+def test_degrees_are_told():
+    degrees = {"a": np.zeros(3), "b": np.full(2, 0.5), "c": np.array([0.0, 0.25])}
+    told = "a: non-centred, b: centred to 0.50, c: centred to 0.00 to 0.25"
+    assert describe_degrees(degrees) == told
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"thta": 0.0}, "did you mean 'theta'"),
+        ({"s": 2.0}, "from 0"),
+        ({"theta": "none"}, "from 0"),
+        ({"theta": [[0.0, 1.0, 1.0]]}, "from 0"),
+    ],
+)
+def test_wrong_degrees_are_refused(degrees, message):
+    with pytest.raises(ValueError, match=message):
+        recentred(hierarchy(), degrees)
+
+
+def test_variables_without_location_and_scale_are_refused():
+    with pm.Model() as model:
+        pm.Beta("p", 1, 1)
+    with pytest.raises(ValueError, match="no location and scale"):
+        recentred(model, {"p": 0.0})

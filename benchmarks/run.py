@@ -17,13 +17,11 @@ was made with. Rows that are there already are not measured again; delete the fi
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,52 +30,17 @@ import pymc as pm
 import table as tables
 import trajectory
 import untuned
+from judging import elbo, gaussian_of_peer
+from process import RESULTS, Row, Table
 from references import kl_per_dimension
 
 import pymc_ngvi as ngvi
-from pymc_ngvi.core.estimators import mean_and_error
-from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.results.draws import OwnScale
 from pymc_ngvi.results.parameters import MOST_SHIFT, MOST_SPREAD
-from pymc_ngvi.results.verdict import fresh_log_ratios
 
-RESULTS = Path(__file__).parent / "results"
-LINE = f"pymc{pm.__version__.split('.')[0]}"
-ELBO_DRAWS = 4000
 PEER_ITERATIONS = 30_000
 CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK", "eight_schools_noncentered")
-
-Row = dict[str, Any]
-
-
-class Table:
-    """Rows of a CSV file, appended as they are measured, known by their first columns."""
-
-    def __init__(self, part: str, keys: tuple[str, ...]) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        self.path = RESULTS / f"{part}-{LINE}.csv"
-        self.keys = keys
-        rows = tables.read(self.path)
-        self.known = {tuple(row[key] for key in keys) for row in rows}
-
-    def has(self, **key: Any) -> bool:
-        """Whether a row was measured already."""
-        return tuple(str(key[name]) for name in self.keys) in self.known
-
-    def add(self, row: Row) -> None:
-        """Write a row, and show it."""
-        row = {
-            name: f"{value:.6g}" if isinstance(value, float) else value
-            for name, value in row.items()
-        }
-        new = not self.path.exists()
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
-        print(*row.values(), sep="  ", flush=True)
 
 
 def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
@@ -87,12 +50,6 @@ def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
         approx = inference.fit(progressbar=False, **options)
     kinds = sorted({w.category.__name__ for w in caught if "ngvi" in str(w.message)})
     return approx, "+".join(kinds)
-
-
-def elbo(target: Any, q: Gaussian, seed: int = 0) -> tuple[float, float]:
-    """ELBO of q with its standard error, from the same standard normal draws for every q."""
-    rng = np.random.default_rng(seed)
-    return mean_and_error(fresh_log_ratios(target.log_density, q, rng, ELBO_DRAWS), antithetic=True)
 
 
 def measure_fit(inference: ngvi.NGVI, draws: np.ndarray, seed: int, **options: Any) -> Row:
@@ -178,7 +135,7 @@ def peers(arguments: argparse.Namespace) -> None:
                             **options(),
                         )
                     seconds = time.perf_counter() - begin
-                    q = _gaussian(approx, target)
+                    q = gaussian_of_peer(approx, target)
                     value, error_of_it = elbo(target, q)
                     divergence = kl_per_dimension(draws, q.mean, q.covariance)
                 except (FloatingPointError, ngvi.DomainError) as error:
@@ -208,7 +165,7 @@ def against_time(arguments: argparse.Namespace) -> None:
                     peer,
                     PEER_ITERATIONS,
                     seed,
-                    functools.partial(_gaussian, target=target),
+                    functools.partial(gaussian_of_peer, target=target),
                     **options(),
                 )
             for iteration, seconds, q in path:
@@ -216,15 +173,6 @@ def against_time(arguments: argparse.Namespace) -> None:
                 key = {"model": name, "method": method, "seed": seed, "iteration": iteration}
                 row = {"seconds": seconds, "elbo": round(value, 4), "elbo_se": error}
                 table.add(key | row)
-
-
-def _gaussian(approx: Any, target: Any) -> FullGaussian:
-    """Return the Gaussian of a peer, its variables in the order of our target."""
-    order = np.concatenate(
-        [np.arange(target.dim)[approx.ordering[slot.name][1]] for slot in target.layout]
-    )
-    mean, covariance = approx.mean.eval(), approx.cov.eval()
-    return FullGaussian.from_mean_covariance(mean[order], covariance[np.ix_(order, order)])
 
 
 def calibration(arguments: argparse.Namespace) -> None:

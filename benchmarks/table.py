@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
-Row = dict[str, str]
+import waits
+from formatting import Row, groups, markdown, numbers, small, span
+from process import read
 
 # Results of an early prototype: evaluations, ELBO, its standard error, KL/d.
 PROTOTYPE = {
@@ -41,43 +41,9 @@ def write(results: Path) -> None:
         _verdict(read(results / "verdict-pymc6.csv")),
         _families(read(results / "families-pymc6.csv")),
         *_subsampling(results),
+        *waits.sections(results),
     ]
     (results.parent / "RESULTS.md").write_text("\n\n".join(filter(None, sections)) + "\n")
-
-
-def read(path: Path) -> list[Row]:
-    """Read the rows of a CSV file; none if it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _groups(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    grouped: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        grouped[tuple(row[key] for key in keys)].append(row)
-    return grouped
-
-
-def numbers(rows: Sequence[Row], column: str) -> list[float]:
-    """Return a column as numbers, without those that are missing."""
-    return [float(row[column]) for row in rows if row[column] not in ("", "nan")]
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _range(values: Sequence[float], form: Callable[[float], str]) -> str:
-    low, high = form(min(values)), form(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _small(value: float) -> str:
-    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def _share(rows: Sequence[Row]) -> str:
@@ -103,7 +69,7 @@ def _engine(rows: list[Row], line: str) -> str:
     if not rows:
         return ""
     lines = []
-    for (name,), group in _groups(rows, "model").items():
+    for (name,), group in groups(rows, "model").items():
         spent, elbo, error, divergence = PROTOTYPE[name]
         elbos, divergences = numbers(group, "elbo"), numbers(group, "kl_per_dim")
         slack = 0.05 if name in HARD else 0.02 + 2 * max(error, *numbers(group, "elbo_se"))
@@ -117,14 +83,14 @@ def _engine(rows: list[Row], line: str) -> str:
         lines.append(
             (
                 f"{name} ({group[0]['dim']})",
-                _range(numbers(group, "evaluations"), "{:.0f}".format),
+                span(numbers(group, "evaluations"), "{:.0f}".format),
                 spent,
                 f"{median(numbers(group, 'fit_s')):.2g}",
-                _range(elbos, "{:.3f}".format),
+                span(elbos, "{:.3f}".format),
                 f"{elbo} ({error})",
-                _range(divergences, _small),
+                span(divergences, small),
                 divergence,
-                _range(numbers(group, "khat"), "{:.2f}".format),
+                span(numbers(group, "khat"), "{:.2f}".format),
                 _share(group),
                 missed or "yes",
             )
@@ -138,26 +104,26 @@ seeds. "Holds" is against the prototype: the ELBO no lower by more than 0.02 nat
 errors (eight schools: 0.05 nats of its long run), KL/d at most 1.5 times its own or 0.001, at most
 2,000 evaluations (eight schools: 20,000).
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _peers(ours: list[Row], rows: list[Row]) -> str:
     if not rows:
         return ""
     peers = list(dict.fromkeys(row["peer"] for row in rows))
-    by_model, engine = _groups(rows, "model", "peer"), _groups(ours, "model")
+    by_model, engine = groups(rows, "model", "peer"), groups(ours, "model")
     lines = []
     for (name,), group in engine.items():
         cells = [
             f"{mean(numbers(group, 'elbo')):.2f}",
-            _range(numbers(group, "kl_per_dim"), _small),
+            span(numbers(group, "kl_per_dim"), small),
         ]
         for peer in peers:
             found = by_model.get((name, peer), [])
             values = numbers(found, "kl_per_dim")
             failed = len(found) - len(values)
             cells.append(
-                (f"{max(numbers(found, 'elbo')):.2f}; {_range(values, _small)}" if values else "")
+                (f"{max(numbers(found, 'elbo')):.2f}; {span(values, small)}" if values else "")
                 + (f" ({failed} failed)" if failed else "")
             )
         lines.append((name, f"{cells[0]}; {cells[1]}", *cells[2:]))
@@ -167,23 +133,23 @@ def _peers(ours: list[Row], rows: list[Row]) -> str:
 iterations, at their default optimiser and with Adam at 0.01, 2 seeds. Each cell is the ELBO (of the
 better seed; higher is better) and the KL/d of all seeds.
 
-{_table(("model", "ngvi", *peers), lines)}"""
+{markdown(("model", "ngvi", *peers), lines)}"""
 
 
 def _trajectory(rows: list[Row]) -> str:
     if not rows:
         return ""
-    best = {name: max(numbers(group, "elbo")) for (name,), group in _groups(rows, "model").items()}
+    best = {name: max(numbers(group, "elbo")) for (name,), group in groups(rows, "model").items()}
     lines = []
-    for (name, method), group in _groups(rows, "model", "method").items():
+    for (name, method), group in groups(rows, "model", "method").items():
         ends = list({row["seed"]: row for row in group}.values())  # the last row of each seed
         gaps = [best[name] - value for value in numbers(ends, "elbo")]
         lines.append(
             (
                 name,
                 method,
-                " and ".join(map(_small, gaps)),
-                " and ".join(map(_small, numbers(ends, "seconds"))),
+                " and ".join(map(small, gaps)),
+                " and ".join(map(small, numbers(ends, "seconds"))),
             )
         )
     header = ("model", "method", "nats below the best ELBO", "seconds after compiling")
@@ -196,7 +162,7 @@ compiling, for all methods. Gaps below 0.01 nats are Monte-Carlo noise.
 
 ![Nats below the best ELBO against seconds](../docs/pictures/accuracy_against_time.png)
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _calibration(rows: list[Row]) -> str:
@@ -221,22 +187,22 @@ in posterior standard deviations, against a fit with an accuracy of 0.0002. At l
 errors should be below the accuracy. Evaluations are the median; a fit that did not
 converge stopped at its budget of 20,000, with a warning.
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _untuned(rows: list[Row]) -> str:
     if not rows:
         return ""
     lines = []
-    for (name,), group in _groups(rows, "model").items():
+    for (name,), group in groups(rows, "model").items():
         worst = max(group, key=lambda row: float(row["worst_error"]))
         lines.append(
             (
                 f"{name} ({group[0]['dim']})",
-                _range(numbers(group, "evaluations"), "{:.0f}".format),
+                span(numbers(group, "evaluations"), "{:.0f}".format),
                 f"{median(numbers(group, 'fit_s')):.2g}",
                 ", ".join(sorted({row["status"] for row in group})),
-                _range(numbers(group, "khat"), "{:.2f}".format),
+                span(numbers(group, "khat"), "{:.2f}".format),
                 f"{float(worst['worst_error']):.2f} ({worst['worst']})",
                 f"{min(numbers(group, 'within')):.0%}",
                 _share(group),
@@ -250,25 +216,25 @@ def _untuned(rows: list[Row]) -> str:
 own scale, deterministics included, in the standard deviations of NUTS (4 chains, R-hat below 1.01,
 no divergences). The Lotka-Volterra model's initial point overflows; NUTS was started at the truth.
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _verdict(rows: list[Row]) -> str:
     if not rows:
         return ""
     lines = []
-    for (name,), group in _groups(rows, "model").items():
+    for (name,), group in groups(rows, "model").items():
         worst = max(group, key=lambda row: float(row["error"]))
         lines.append(
             (
                 f"{name} ({worst['dim']})",
-                _range(numbers(group, "khat"), "{:.2f}".format),
-                _range(numbers(group, "draws"), "{:.0f}".format),
+                span(numbers(group, "khat"), "{:.2f}".format),
+                span(numbers(group, "draws"), "{:.0f}".format),
                 f"{worst['worst']}: {float(worst['shift']):.2f}, {float(worst['sd_ratio']):.2f}",
                 f"{float(worst['said_shift']):.2f} ({float(worst['shift_error']):.2f}), "
                 f"{float(worst['said_sd_ratio']):.2f} ({float(worst['sd_ratio_error']):.2f})",
-                _range(numbers(group, "off"), "{:.0f}".format),
-                f"{_range(numbers(group, 'called'), '{:.0f}'.format)} of {worst['parameters']}",
+                span(numbers(group, "off"), "{:.0f}".format),
+                f"{span(numbers(group, 'called'), '{:.0f}'.format)} of {worst['parameters']}",
                 f"{sum(row['warned'] == '1' for row in group)} of {len(group)}",
             )
         )
@@ -295,7 +261,7 @@ Of {len(kinds["below"])} fits with no parameter off, {counts["below"]} warned; o
 {len(kinds["above"])} fits with one or more off, {counts["above"]}. In fits whose weights can be
 trusted, {off} parameters were off; {called} were called off, {right} of them rightly.
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _families(rows: list[Row]) -> str:
@@ -305,14 +271,14 @@ def _families(rows: list[Row]) -> str:
         (
             name,
             variant,
-            _range(numbers(group, "evaluations"), "{:.0f}".format),
+            span(numbers(group, "evaluations"), "{:.0f}".format),
             ", ".join(sorted({row["status"] for row in group})),
-            _range(numbers(group, "elbo"), "{:.3f}".format),
-            _range(numbers(group, "kl_per_dim"), _small),
-            _range(numbers(group, "khat"), "{:.2f}".format),
+            span(numbers(group, "elbo"), "{:.3f}".format),
+            span(numbers(group, "kl_per_dim"), small),
+            span(numbers(group, "khat"), "{:.2f}".format),
             _share(group),
         )
-        for (name, variant), group in _groups(rows, "model", "variant").items()
+        for (name, variant), group in groups(rows, "model", "variant").items()
     ]
     header = ("model", "variant", "evaluations", "status", "ELBO", "KL/d", "k-hat", "warned")
     return f"""## Mean-field, and gradients only
@@ -321,7 +287,7 @@ def _families(rows: list[Row]) -> str:
 and its fits come with a warning where that matters; `estimator="stein"` needs no second
 derivatives.
 
-{_table(header, lines)}"""
+{markdown(header, lines)}"""
 
 
 def _subsampling(results: Path) -> list[str]:
@@ -406,5 +372,5 @@ files; that of the first includes the compiler's.""",
         rows = read(results / f"subsampling-{name}.csv")
         if rows:
             cells = ([row[column] for column in columns] for row in rows)
-            told.append(f"{text}\n\n{_table(tuple(columns.values()), cells)}")
+            told.append(f"{text}\n\n{markdown(tuple(columns.values()), cells)}")
     return told

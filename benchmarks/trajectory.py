@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-from table import numbers, read
+from formatting import numbers
+from process import read
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import Gaussian

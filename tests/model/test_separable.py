@@ -286,6 +286,21 @@ def test_log_density_is_minus_infinity_outside_the_support() -> None:
     assert np.isfinite(density[1])
 
 
+def test_sums_over_no_rows_are_zero() -> None:
+    none = np.zeros(_N, dtype=bool)
+    with pm.Model() as model:
+        scale, effect = pm.HalfNormal("scale"), pm.Normal("effect", shape=6)
+        pm.Normal("y", pm.math.exp(effect[_GROUP[none]]), scale, observed=_REAL[none])
+    graph, _, rows = _rows(model)
+    draws = np.random.default_rng(8).normal(size=(2, rows.dim))
+    density, gradient, values = rows.hessians(draws)
+    expected = [_reference(model, graph, graph.log_density)(draw, draw) for draw in draws]
+    assert_allclose(density, [one[0] for one in expected])
+    assert_allclose(gradient, [one[1] for one in expected])
+    product = (rows.pattern.dense(values) @ draws[..., None])[..., 0]
+    assert_allclose(product, [one[2] for one in expected])
+
+
 def test_remainder_says_why() -> None:
     graph = _graph(_built("scan_time_series"))
     found = separate(graph.x, graph.log_density)

@@ -157,6 +157,8 @@ class CompiledRows:
         terms = []
         for term, function in zip(found.terms, self._functions, strict=True):
             n_rows = next((len(value(p)) for p in term.picks if not isinstance(p, str)), 1)
+            if not n_rows:  # no data yet, or none left by a mask: the sum is zero
+                continue
             bound = BoundTerm(function, n_rows)
             for leaf in term.leaves:
                 source = matrices.of(leaf.source)

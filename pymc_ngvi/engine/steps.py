@@ -47,16 +47,21 @@ class Step:
 
 
 def finite_start(budget: Budget, state: State, draws: Draws) -> tuple[State, Evaluated]:
-    """Evaluate the first member, narrowed until the target is finite on all draws."""
-    q, settings = state.q, budget.problem.settings
-    for _ in range(settings.most_narrowings):
-        try:
-            here = budget.evaluate(q, draws)
-        except NonFiniteError as error:
-            last = error
-            q = type(q).from_mean_precision(q.mean, settings.narrowing * q.precision)
-        else:
-            return budget.counted(replace(state, q=q)), here
+    """Evaluate the first member, narrowed until the target is finite on all draws.
+
+    A step by log densities alone may have led to where derivatives are not finite: then the member
+    before it is taken.
+    """
+    settings = budget.problem.settings
+    for q in filter(None, (state.q, state.previous)):
+        for _ in range(settings.most_narrowings):
+            try:
+                here = budget.evaluate(q, draws)
+            except NonFiniteError as error:
+                last = error
+                q = type(q).from_mean_precision(q.mean, settings.narrowing * q.precision)
+            else:
+                return budget.counted(replace(state, q=q)), here
     message = f"{last} however close to the starting point; start elsewhere"
     raise NonFiniteError(message, last.draws, budget.evaluations) from last
 

@@ -57,6 +57,9 @@ ACCURACIES = (1e-6, 1e3)
 #: Every start costs a warm-up.
 MOST_STARTS = 10_000
 
+#: Fewest evaluations allowed with which a fit spends some on the choice of a centring.
+_LEAST_BUDGET = 1000
+
 #: Keywords of PyTensor's compilation that a fit sets itself.
 _OWN_KEYWORDS = {"inputs", "outputs", "on_unused_input"}
 
@@ -230,7 +233,8 @@ class Options:
         plain = self.automatic and self.projection is None and self.start_sigma is None
         one = self.n_starts == 1 and not isinstance(self.start, list | tuple)
         known = self.parts.family in (FullGaussian, DiagonalGaussian)
-        return self.reparametrize == "auto" and plain and one and known
+        affordable = self.max_evaluations >= _LEAST_BUDGET
+        return self.reparametrize == "auto" and plain and one and known and affordable
 
     @property
     def has_own_parts(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.control_variates import Anchor
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
@@ -15,7 +16,7 @@ from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
 from pymc_ngvi.model.rows import RowTerms
-from pymc_ngvi.model.target import MOST_NOISE, FullDensity, ModelTarget, Reading
+from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, ModelTarget, Reading
 
 # Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
 _CHUNK_NUMBERS = 2**22
@@ -196,16 +197,8 @@ class BatchTarget(ModelTarget):
         batches, which = self._batches, (self._batches.drawn, len(data))
         if batches.anchor is None or which in batches.kept:
             return self._evaluate_each(draws, curvature, data), batches.kept.get(which)
-        mean = batches.anchor.q.mean
-        if curvature == self._richest_curvature:  # both points of a batch together
-            pairs = [
-                self._evaluate(self._as_draws(np.stack([draw, mean])), curvature, rows)
-                for draw, rows in zip(draws, data, strict=True)
-            ]
-            here, there = (joined([_only(pair, i) for pair in pairs]) for i in (0, 1))
-        else:
-            here = self._evaluate_each(draws, curvature, data)
-            there = self._at_mean(batches.anchor, data)
+        here = self._evaluate_each(draws, curvature, data)
+        there = self._at_mean(batches.anchor, data)
         if (len(batches.kept) + 1) * _DRAWS_AT_A_TIME * self.dim**2 < _KEPT_NUMBERS:
             batches.kept[which] = there
         return here, there
@@ -216,8 +209,10 @@ class BatchTarget(ModelTarget):
 
     def _evaluate_each(self, draws: Array, curvature: str, data: list[Data]) -> Evaluation:
         """Evaluate each draw on rows of its own."""
-        found = [self._evaluate(draws[i : i + 1], curvature, rows) for i, rows in enumerate(data)]
-        return joined(found)
+        check_choice("curvature", curvature, CURVATURES)
+        if curvature != "none":
+            self._ensure_hessian()
+        return self._functions.evaluate_each(draws, curvature, data)
 
     def average(self, draws: Array, curvature: str) -> Evaluation:
         """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
@@ -296,10 +291,3 @@ class BatchTarget(ModelTarget):
         """Number of rows of a chunk, at most."""
         numbers = max(self.dim, self._data.row_size)
         return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
-
-
-def _only(found: Evaluation, i: int) -> Evaluation:
-    """Return the evaluation of one draw among several."""
-    one = slice(i, i + 1)
-    hessian = None if found.hessian is None else found.hessian[one]
-    return Evaluation(found.log_density[one], found.gradient[one], hessian)

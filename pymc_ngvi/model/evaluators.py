@@ -144,6 +144,13 @@ class Evaluator(ABC):
                 found.hessian.reshape(len(part), k, -1),  # type: ignore[union-attr]
             )
 
+    # Draws that see rows of their own.
+
+    def evaluate_each(self, draws: Array, data: Sequence[Data], *, hessian: bool) -> Evaluation:
+        """Log density, gradient and perhaps Hessian (n, d, d) of each draw on rows of its own."""
+        call = self.hessians if hessian else self.gradient
+        return joined([call(draws[i : i + 1], rows) for i, rows in enumerate(data)])
+
     # Hessians, dense (d, d) or as the values (nnz,) on the structure that was found.
 
     def find_structure(self, points: Array, data: Data = ()) -> None:
@@ -209,14 +216,18 @@ class Batched(Evaluator):
 
     @cached_property
     def _symbols(self) -> dict[str, Any]:
-        """The graph of many draws, with gradient."""
+        """The graph of many draws that see the same data, with gradient."""
+        return self._vectorised({})
+
+    def _vectorised(self, data: dict[Variable, Variable]) -> dict[str, Any]:
+        """Return the graph of many draws, with gradient; each sees its own of these data."""
         graph = self._graph
         (dim,) = graph.x.type.shape
         with pytensor.config.change_flags(traceback__limit=0):
             single = inline_inner_graphs([graph.checked, graph.smooth])
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, dim), dtype="float64")
-            density, smooth = vectorize_graph(single, {graph.x: many})
+            density, smooth = vectorize_graph(single, {graph.x: many} | data)
             if not density.type.ndim:  # it does not depend on the draw
                 density = density + pt.zeros(many.shape[0])
             gradient = pytensor.grad(smooth.sum(), many, disconnected_inputs="ignore")
@@ -231,7 +242,9 @@ class Batched(Evaluator):
         )
 
     def _build(self, order: int) -> Any:
-        symbols = self._symbols
+        return self._compile(order, self._symbols, self._graph.data)
+
+    def _compile(self, order: int, symbols: dict[str, Any], data: Sequence[Variable]) -> Any:
         inputs = [symbols["draws"]]
         outputs = [symbols["density"], symbols["gradient"]][: order + 1]
         if order == 2:
@@ -240,7 +253,44 @@ class Batched(Evaluator):
                 slope = (symbols["gradient"] * vectors).sum()
                 outputs.append(pytensor.grad(slope, symbols["draws"], disconnected_inputs="ignore"))
             inputs.append(vectors)
-        return self._compiler.function(outputs, [*inputs, *self._graph.data])
+        return self._compiler.function(outputs, [*inputs, *data])
+
+    def evaluate_each(self, draws: Array, data: Sequence[Data], *, hessian: bool) -> Evaluation:
+        """Log density, gradient and perhaps Hessian (n, d, d) of each draw on rows of its own."""
+        k = draws.shape[1] if hessian else 1
+        size = _NUMBERS_PER_CALL // (k * sum(np.size(values) for values in data[0]))
+        if size < 2 or self._is_fixed or len({*map(_shapes, data)}) > 1:
+            return super().evaluate_each(draws, data, hessian=hessian)
+        parts = []
+        for start in range(0, len(draws), size):
+            part = np.repeat(draws[start : start + size], k, axis=0)
+            rows = [
+                np.repeat(np.stack(values), k, axis=0)
+                for values in zip(*data[start : start + size], strict=True)
+            ]
+            vectors = [np.tile(np.eye(k), (len(part) // k, 1))] if hessian else []
+            found = Evaluation(
+                *self._own_function(1 + hessian)(part, *vectors, *rows), *[None] * (not hessian)
+            )
+            if found.hessian is not None:
+                cube = found.hessian.reshape(-1, k, k)
+                found = Evaluation(found.log_density[::k], found.gradient[::k], cube)
+            parts.append(found)
+        return joined(parts)
+
+    def _own_function(self, order: int) -> Any:
+        """Return the function of draws that see rows of their own."""
+        if order not in self._own:
+            stacked = [
+                pt.tensor(shape=(None, *v.type.shape), dtype=v.type.dtype) for v in self._graph.data
+            ]
+            symbols = self._vectorised(dict(zip(self._graph.data, stacked, strict=True)))
+            self._own[order] = self._compile(order, symbols, stacked)
+        return self._own[order]
+
+    @cached_property
+    def _own(self) -> dict[int, Any]:
+        return {}
 
     def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
         function, n, size = self._function(order), len(inputs[0]), self._draws_per_call(data)
@@ -340,3 +390,7 @@ def dense(structure: Structure, values: Array) -> Array:
     matrices[:, structure.rows, structure.columns] = values
     matrices[:, structure.columns, structure.rows] = values
     return matrices
+
+
+def _shapes(data: Data) -> tuple[tuple[int, ...], ...]:
+    return tuple(np.shape(values) for values in data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,6 +155,12 @@ class Functions:
             return self._first(data).gradient(draws, data)
         found = self._second.hessians(draws, data, sparse=self._is_sparse(curvature))
         return _part(found, curvature, self.structure)
+
+    def evaluate_each(self, draws: Array, curvature: str, data: Sequence[Data]) -> Evaluation:
+        """Evaluate each draw on rows of its own."""
+        evaluator = self._first(data[0]) if curvature == "none" else self._second
+        found = evaluator.evaluate_each(draws, data, hessian=curvature != "none")
+        return found if curvature == "none" else _part(found, curvature, None)
 
     def average(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate at draws (n, d), and return the mean of their Hessians."""

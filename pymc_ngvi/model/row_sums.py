@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
@@ -24,6 +25,9 @@ from pymc_ngvi.model.separable import RowEvaluator, block_size, separate
 # as in mixtures and ordered models, the graph of many draws is there sooner. With many parameters
 # the rows are faster by so much that it pays nevertheless.
 _MANY_ELEMENTS, _MANY_PARAMETERS = 5, 30
+
+# Numbers of a batch, times parameters, up to which Hessians of many batches are evaluated together.
+_FEW_NUMBERS = 2**13
 
 
 class RowSums(Evaluator):
@@ -54,6 +58,7 @@ class RowSums(Evaluator):
             for variable in ancestors([graph.log_density])
             if isinstance(variable, SharedVariable)
         ]
+        self._together: Batched | None = None
         self._bound: tuple[Sequence[Any], RowEvaluator] | None = None
 
     def _evaluator(self, data: Data) -> RowEvaluator:
@@ -94,6 +99,18 @@ class RowSums(Evaluator):
         if self._rest is None:
             return found
         return _sum(found, self._rest.products(draws, vectors, data))
+
+    def evaluate_each(self, draws: Array, data: Sequence[Data], *, hessian: bool) -> Evaluation:
+        """Log density, gradient and perhaps Hessian (n, d, d) of each draw on rows of its own.
+
+        Building the matrices of a batch takes longer than a gradient, and than a small Hessian.
+        """
+        numbers = sum(map(np.size, data[0])) * draws.shape[1]
+        if hessian and numbers > _FEW_NUMBERS:
+            return super().evaluate_each(draws, data, hessian=hessian)
+        if self._together is None:
+            self._together = Batched(self._graph, self._compiler)
+        return self._together.evaluate_each(draws, data, hessian=hessian)
 
     def find_structure(self, points: Array, data: Data = ()) -> None:
         """Read off where the Hessian has entries."""

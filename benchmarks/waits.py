@@ -118,22 +118,23 @@ for the logistic regressions.
 
 
 def _draws(rows: list[Row], line: str) -> str:
-    columns = ("batched_ms", "jacobians_ms", "looped_ms", "chosen_ms")
+    columns = ("batched_ms", "jacobians_ms", "looped_ms", "chosen_ms", "average_ms")
     lines = [
         (
             f"{row['model']} ({row['dim']})",
             *(_middle([row], column, ".1f") for column in columns),
-            row["problem"] or f"{float(row['ratio']):.3f}",
+            _middle([row], "ratio", ".3f"),
+            _middle([row], "chosen_ratio", ".3f"),
             _middle([row], "build_s"),
         )
         for row in rows
     ]
     header = ("model (d)", "batched, ms", "loop of Jacobians, ms", "loop of products, ms")
-    header += ("as chosen, ms", "batched / faster loop", "build s")
+    header += ("as chosen, ms", "their mean, ms", "batched / faster loop", "chosen / it", "build s")
     return f"""## Hessians of 64 draws, interpreted, {line}
 
 `python benchmarks/evaluation.py draws --posteriordb PATH`: in one process, in turn, the best of
-several rounds. The ratio should be at most 0.15.
+several rounds. The ratios should be at most 0.15.
 
 {markdown(header, lines)}"""
 

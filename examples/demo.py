@@ -21,9 +21,6 @@ import pymc as pm
 
 import pymc_ngvi as ngvi
 
-# Models of this size are interpreted in less time than compiling them takes. PyTensor 2 interprets
-# Hessians slowly, so with PyMC 5 the fit uses gradients only.
-ESTIMATOR = "bonnet-price" if int(pm.__version__.split(".")[0]) >= 6 else "stein"
 HOUSES_PER_COUNTY = (4, 30, 9, 5, 15, 7, 22, 5, 11, 3, 40, 18, 6, 25, 12, 8, 50, 10, 3, 14)
 MODELS = {
     "one level": {"by_county": False, "by_floor": True},
@@ -110,8 +107,6 @@ def main() -> None:
                 method="ngvi",
                 accuracy=0.1,
                 random_seed=seed,
-                backend="interpreted",
-                estimator=ESTIMATOR,
             )
         print(fits[name].report)
 

@@ -33,9 +33,7 @@ def watch(approx, losses, i):
 
 
 with model:
-    approx = pm.fit(
-        method="ngvi", random_seed=1, backend="interpreted", callbacks=[watch], progressbar=False
-    )
+    approx = pm.fit(method="ngvi", random_seed=1, callbacks=[watch], progressbar=False)
 approx.report
 
 # %% [markdown]
@@ -67,7 +65,6 @@ with model:
         step_size=0.1,
         n_samples=10,
         random_seed=1,
-        backend="interpreted",
         callbacks=[StopWhenFlat()],
         progressbar=False,
     )
@@ -84,7 +81,6 @@ inference = ngvi.NGVI(
     model=model,
     step_size=ngvi.schedules.decreasing(),
     n_samples=10,
-    backend="interpreted",
     random_seed=1,
 )
 tracker = Tracker(mean=inference.approx.mean.get_value, sd=inference.approx.std.eval)

@@ -25,7 +25,7 @@ counts = np.array([45, 12, 81, 26])
 with pm.Model(coords={"party": ["red", "blue", "green", "none"]}):
     shares = pm.Dirichlet("shares", np.ones(4), dims="party")
     pm.Multinomial("votes", counts.sum(), shares, observed=counts)
-    votes = pm.fit(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    votes = pm.fit(method="ngvi", random_seed=1, progressbar=False)
 
 draws = votes.sample(4000, random_seed=1)["posterior"]["shares"]
 exact = (counts + 1) / (counts + 1).sum()
@@ -51,9 +51,7 @@ with pm.Model():
         "factor", eta=2, n=3, sd_dist=pm.HalfNormal.dist(3, shape=3)
     )
     pm.MvNormal("measured", np.zeros(3), chol=factor, observed=measured)
-    measurements = pm.fit(
-        method="ngvi", estimator="stein", random_seed=1, backend="interpreted", progressbar=False
-    )
+    measurements = pm.fit(method="ngvi", estimator="stein", random_seed=1, progressbar=False)
 
 posterior = measurements.sample(2000, random_seed=1)["posterior"]
 print("correlations of the data\n", np.corrcoef(measured.T).round(2))
@@ -84,7 +82,7 @@ with pm.Model():
     pm.OrderedLogistic(
         "answer", eta=slope * effort, cutpoints=cutpoints, compute_p=False, observed=answer
     )
-    answers = pm.fit(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    answers = pm.fit(method="ngvi", random_seed=1, progressbar=False)
 
 posterior = answers.sample(2000, random_seed=1)["posterior"]
 print("cutpoints", posterior["cutpoints"].mean(("chain", "draw")).values.round(2))

@@ -29,18 +29,15 @@ with pm.Model(coords={"predictor": ["first", "second"]}) as model:
 
 # %% [markdown]
 # The same model, by a Gaussian with a full covariance and by one without correlations.
-# `backend="interpreted"` compiles nothing, which suits a model of three parameters.
 
 # %%
 with model:
-    full = pm.fit(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    full = pm.fit(method="ngvi", random_seed=1, progressbar=False)
 full.report
 
 # %%
 with model:
-    diagonal = pm.fit(
-        method="ngvi", family="meanfield", random_seed=1, backend="interpreted", progressbar=False
-    )
+    diagonal = pm.fit(method="ngvi", family="meanfield", random_seed=1, progressbar=False)
 diagonal.report
 
 # %% [markdown]

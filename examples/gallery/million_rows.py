@@ -30,7 +30,7 @@ with pm.Model() as model:
     slope = pm.Normal("slope", 0, 5, shape=10)
     pm.Bernoulli("y", logit_p=x_batch @ slope, observed=y_batch, total_size=n_rows)
     begin = time.perf_counter()
-    approx = pm.fit(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
 print(f"{time.perf_counter() - begin:.0f} s in all")
 approx.report
 
@@ -66,7 +66,6 @@ with model:
         method="ngvi",
         n_samples=25,
         random_seed=1,
-        backend="interpreted",
         progressbar=False,
     )
 errors = {
@@ -101,7 +100,6 @@ with pm.Model() as loaded:
         method="ngvi",
         loader=ngvi.Loader({"x": x, "y": y}, batch_size=1000),
         random_seed=1,
-        backend="interpreted",
         progressbar=False,
     )
 print(f"divergence of the two fits: {same.gaussian.kl(approx.gaussian):.1e} nats")

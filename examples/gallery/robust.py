@@ -29,7 +29,7 @@ with pm.Model() as model:
 
 # %%
 with model:
-    automatic = pm.fit(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    automatic = pm.fit(method="ngvi", random_seed=1, progressbar=False)
 automatic.report
 
 # %% [markdown]
@@ -49,7 +49,6 @@ def by_hand(seed=1, **options):
             start={"intercept": -6.0, "slope": -4.0},
             start_sigma={"intercept": 2.0, "slope": 2.0},
             random_seed=seed,
-            backend="interpreted",
             progressbar=False,
             **options,
         )

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 
 from pymc_ngvi.core.algorithm import Info, Result, Status
+from pymc_ngvi.core.estimators import BonnetPrice
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.model.target import Reading
 from pymc_ngvi.results.parameters import describe, empty_table, worst
@@ -272,8 +273,8 @@ class Report:
         return [*rows, ("time", self._times())]
 
     def _spent(self) -> str:
-        if not self.gradients:
-            return f"{self.iterations}, {self.evaluations} evaluations"
+        if not self.gradients or self.estimator != BonnetPrice.name:
+            return f"{self.iterations}, {self.evaluations + self.gradients} evaluations"
         hessians = f"{self.evaluations} evaluations with Hessians"
         return f"{self.iterations}, {hessians}, {self.gradients} without"
 

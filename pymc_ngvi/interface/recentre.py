@@ -40,7 +40,8 @@ _SHARE = 4
 #: Draws that carry a Gaussian from one parametrisation to another, for each dimension.
 _CARRIED = 20
 
-#: What is to be judged by its ELBO takes more draws: on few, a skewed scale may come out too wide.
+#: Where few draws leave the gain unclear, more are taken: on few, a skewed scale may come out too
+#: wide.
 _JUDGED = Settings(few_draws=64, few_draws_in_few_dimensions=64)
 
 
@@ -86,8 +87,12 @@ def choose_centring(
         plain = dataclasses.replace(options, start=None)
         changed = prepare(other, plain, [start], prepared.rng, seconds=prepared.seconds)
         changed = _from_state(changed, changed.states[0], first.evaluations)
-        second = _warm_up(changed, _JUDGED)
-        gain, error = _gain(changed, second.q, prepared, first.q)
+        for settings in (DEFAULTS, _JUDGED):
+            second = _warm_up(changed, settings)
+            gain, error = _gain(changed, second.q, prepared, first.q)
+            if error < LEAST_GAIN or gain > max(LEAST_GAIN, ERRORS * error):
+                break
+            changed = _from_state(changed, second)
     except (NonFiniteError, DomainError, SamplingError, np.linalg.LinAlgError):
         return stay
     seconds = prepared.seconds + time.perf_counter() - begin

@@ -42,9 +42,14 @@ def saved(fitted, tmp_path):
 def test_draws_are_the_same_bits(fitted, saved):
     loaded = ngvi.load(saved, model=fitted.model)
     before, after = (approx.sample(100, random_seed=9) for approx in (fitted, loaded))
-    for name in ("posterior", "unconstrained_posterior", "sample_stats", "fit_trace"):
+    for name in ("posterior", "unconstrained_posterior", "fit_trace"):
         for variable in before[name].data_vars:
             np.testing.assert_array_equal(before[name][variable], after[name][variable], variable)
+    # The fit has functions that sum over the data in another order than those of the loaded one.
+    for variable in before["sample_stats"].data_vars:
+        np.testing.assert_allclose(
+            before["sample_stats"][variable], after["sample_stats"][variable], rtol=1e-12
+        )
     assert dict(before["posterior"].attrs) | {"created_at": ""} == (
         dict(after["posterior"].attrs) | {"created_at": ""}
     )

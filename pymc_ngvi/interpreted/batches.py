@@ -25,17 +25,18 @@ def batch_function(node: Apply) -> ArrayFunction | None:
     Where a function raises an error, PyTensor's own runs instead and says what is wrong.
     """
     make = _MAKERS.get(type(node.op.core_op).__name__)
-    function = make(node) if make and len(node.outputs) == 1 else None
+    function = make(node) if make else None
     if function is None:
         return None
 
-    def run(*inputs: Array) -> Array:
+    def run(*inputs: Array) -> Any:
         try:
             return function(*inputs)
         except (NotAtOnceError, np.linalg.LinAlgError, ValueError, IndexError):
-            storage: list[Any] = [None]
-            node.op.perform(node, inputs, [storage])
-            return storage[0]
+            storage: list[list[Any]] = [[None] for _ in node.outputs]
+            node.op.perform(node, inputs, storage)
+            results = tuple(cell[0] for cell in storage)
+            return results if len(results) > 1 else results[0]
 
     return run
 
@@ -129,10 +130,56 @@ def _take(node: Apply) -> ArrayFunction | None:
     return take
 
 
+def _join(node: Apply) -> ArrayFunction:
+    """Concatenate the members of several batches, some of which may be one for all."""
+    core, n_batch = node.op.core_op, node.op.batch_ndim(node)
+
+    def join(*arrays: Array) -> Array:
+        if hasattr(core, "axis"):
+            axis = core.axis
+        else:  # an input of its own before PyTensor 3
+            axis, arrays = int(_common(arrays[0], n_batch)), arrays[1:]
+        axis %= arrays[0].ndim - n_batch
+        batch = np.broadcast_shapes(*(array.shape[:n_batch] for array in arrays))
+        whole = [np.broadcast_to(array, (*batch, *array.shape[n_batch:])) for array in arrays]
+        return np.concatenate(whole, axis=n_batch + axis)
+
+    return join
+
+
+def _split(node: Apply) -> ArrayFunction:
+    """Split the members of a batch, all at the same places."""
+    core, n_batch = node.op.core_op, node.op.batch_ndim(node)
+
+    def split(values: Array, *how: Array) -> Any:
+        sizes = _common(how[-1], n_batch)
+        # The axis is an input of its own before PyTensor 3.
+        axis = core.axis if hasattr(core, "axis") else int(_common(how[0], n_batch))
+        axis = n_batch + axis % (values.ndim - n_batch)
+        batch = np.broadcast_shapes(values.shape[:n_batch], *(x.shape[:n_batch] for x in how))
+        if len(sizes) != core.len_splits or sizes.sum() != values.shape[axis] or (sizes < 0).any():
+            raise NotAtOnceError
+        whole = np.broadcast_to(values, (*batch, *values.shape[n_batch:]))
+        parts = tuple(np.array(part) for part in np.split(whole, np.cumsum(sizes[:-1]), axis))
+        return parts if len(parts) > 1 else parts[0]
+
+    return split
+
+
+def _common(values: Array, n_batch: int) -> Array:
+    """Return what all members of a batch have in common."""
+    members = values.reshape(-1, *values.shape[n_batch:])
+    if not len(members) or (members != members[0]).any():
+        raise NotAtOnceError
+    return members[0]
+
+
 _MAKERS: dict[str, Callable[[Apply], ArrayFunction | None]] = {
     "ARange": _arange,
     "AdvancedSubtensor": _take,
     "AllocDiag": _alloc_diag,
     "Cholesky": _cholesky,
+    "Join": _join,
     "SolveTriangular": _solve_triangular,
+    "Split": _split,
 }

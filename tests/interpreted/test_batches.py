@@ -63,6 +63,22 @@ def test_many_vectors_with_one_matrix():
     np.testing.assert_allclose(*values, rtol=1e-12)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_matrix_is_joined_to_each_of_many(axis):
+    """As in zero-inflated likelihoods; the gradient splits what was joined."""
+    single, other, many = pt.matrix("single"), pt.matrix("other"), pt.tensor4("many")
+    joined = vectorize_graph(pt.join(axis, other, single), {single: many})
+    outputs = [joined, *pytensor.grad((joined**3).sum(), [many, other])]
+    ours, own = (
+        pytensor.function([many, other], outputs, mode=mode)
+        for mode in (interpreted_mode(), get_mode("FAST_COMPILE"))
+    )
+    assert not any(isinstance(node.op, Blockwise) for node in ours.maker.fgraph.apply_nodes)
+    arguments = RNG.normal(size=(3, 2, 4, 4)), RNG.normal(size=(4, 4))
+    for mine, expected in zip(ours(*arguments), own(*arguments), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12)
+
+
 def test_a_matrix_that_has_no_factor():
     """What PyTensor does with it is done: an error on one line, NaN on the other."""
     broken = MATRICES.copy()

@@ -76,7 +76,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             or surprises > settings.most_surprises
             or long_steps > settings.most_long_steps
         ):
-            error = own
+            error, known = own, size
             break
         mixed = Mixed(member, share, active=False)
         state, info = advance(budget, state, here, mixed, member, size.total)
@@ -85,10 +85,10 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         total = Size(0) if long else known
         error = error.averaged(own, share)
         if state.iteration >= last:
-            return LevelResult(state, error, False, size)
+            return LevelResult(state, error, False, known)
         if problem.excess(error) <= 1 and not long:
-            return LevelResult(budget.counted(state), error, True, size, share_of_slopes)
-    return LevelResult(budget.counted(state), error, False, size, share_of_slopes)
+            return LevelResult(budget.counted(state), error, True, known, share_of_slopes)
+    return LevelResult(budget.counted(state), error, False, known, share_of_slopes)
 
 
 def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:

@@ -90,7 +90,8 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
     """Return the number of replicates, the pairs in a set, and whether replicates are balanced.
 
     Sets with enough pairs have exact second moments: 8 replicates where they are large, 4 or 2
-    where n is just enough for that. Fewer draws make 4 replicates, down to a pair each.
+    where n is just enough for that, or half of it: exact second moments are worth the other half.
+    Fewer draws make 4 replicates, down to a pair each.
     """
     least = max(dim, FEWEST_PAIRS)
     if n >= 32 * max(least, 2 * SOBOL_PAIRS):
@@ -98,18 +99,25 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
     # With few components, the scatter of two replicates says too little.
     elif n >= 16 * least or (dim < 2 * FEWEST_PAIRS and n >= 64):
         count = 4
-    elif n >= 8 * least:
-        count = 2
-    elif dim <= FEWEST_PAIRS:
+    elif dim <= FEWEST_PAIRS and n <= 4 * FEWEST_PAIRS:
         # One pair in one dimension would always be the same.
-        return 2, FEWEST_PAIRS * -(-n // (4 * FEWEST_PAIRS)), False
-    elif n >= 4 * dim:
-        return 2, -(-n // 4), False
+        return 2, FEWEST_PAIRS, False
+    elif 16 * -(-n // 16) >= 4 * dim:
+        count = 2
     elif n <= 8:
         return 4, 1, False
     else:
         return 4, -(-n // 16), True
     return count, max(-(-n // (4 * count)), least), True
+
+
+def is_balanced(n: int, dim: int) -> bool:
+    """Return whether fourth moments of the rows that :func:`replicates` gives are right on average.
+
+    The scatter of replicates does not show where they are not. With few pairs in many dimensions
+    it is much larger than what they miss.
+    """
+    return replicate_size(n, dim)[2] or dim > FEWEST_PAIRS
 
 
 def rounded_size(n: int, dim: int) -> int:

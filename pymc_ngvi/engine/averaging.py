@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pymc_ngvi.core import designs
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.level import LevelIterations, LevelResult, slope_share
@@ -17,7 +18,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     The step size is the share of the new draws in all draws, as in the paper's decreasing schedule:
     it averages the solutions of all draws so far. A few common draws show the secant along a step
     before it is taken. The first draws are added in any case: a level that claims to suffice has
-    only its own draws to show for it. A step that matters, and is much longer than the errors of
+    only its own draws to show for it. If these are too few to have the right fourth moments, which
+    their scatter does not show, the first draws take their place. A step that matters, and is much longer than the errors of
     old and new draws explain, shows that the old draws were misleading: they count no more, and if
     it happens again, averaging ends unsettled.
 
@@ -36,6 +38,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     known, surprises, long_steps = total, 0, 0  # the draws whose error is known
     share_of_slopes, few = level.slope_share, problem.first(level.state.q)
     least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
+    if not designs.is_balanced(total.hessians, state.q.dim):
+        total, least = Size(0), 2 * few.hessians
     common = budget.draw(few, state.q.dim)
     while True:
         wanted = problem.planned(error, share_of_slopes, known, problem.most(known))
@@ -72,7 +76,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             or surprises > settings.most_surprises
             or long_steps > settings.most_long_steps
         ):
-            error = own
+            error, known = own, size
             break
         mixed = Mixed(member, share, active=False)
         state, info = advance(budget, state, here, mixed, member, size.total)
@@ -81,10 +85,10 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         total = Size(0) if long else known
         error = error.averaged(own, share)
         if state.iteration >= last:
-            return LevelResult(state, error, False, size)
+            return LevelResult(state, error, False, known)
         if problem.excess(error) <= 1 and not long:
-            return LevelResult(budget.counted(state), error, True, size, share_of_slopes)
-    return LevelResult(budget.counted(state), error, False, size, share_of_slopes)
+            return LevelResult(budget.counted(state), error, True, known, share_of_slopes)
+    return LevelResult(budget.counted(state), error, False, known, share_of_slopes)
 
 
 def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:

@@ -30,7 +30,7 @@ class LevelResult:
     settled : bool
         Whether the iteration settled, so that `error` is all that is left.
     size : Size
-        Size of the last set of draws.
+        The draws that the error is of.
     slope_share : float
         Share of the error that is from the noise of the gradients.
     amplification : float

@@ -119,6 +119,9 @@ def try_identities(
     first = _Sides.at(target, q, half, rng, curvature)
     if first is None:
         return None
+    if q.curvature == "sparse":  # single directions would take a d x d matrix
+        second = _Sides.at(target, q, half, rng, curvature)
+        return None if second is None else _in_all_directions(first, second, q.dim, hessians)
     worst_kink = first.worst(first.kink_gap) if hessians else None
     second = _Sides.at(target, q, half, rng, curvature, worst_kink)
     if second is None:
@@ -138,6 +141,18 @@ def try_identities(
         Violation.of(every, first.kink_gap_trace, second.kink_gap_trace),
     )
     return Smoothness(jumps, kinks)
+
+
+def _in_all_directions(first: _Sides, second: _Sides, dim: int, hessians: bool) -> Smoothness:
+    """Try the identities in all directions together, and along the steepest gap of gradients."""
+    one, every = MATERIAL, MATERIAL * np.sqrt(dim)
+    steepest = first.steepest(first.slope_gap)
+    jumps = (
+        Violation.of(2 * one, second.slope_gap_along(steepest)),
+        Violation.of(2 * every, first.curve_gap_trace, second.curve_gap_trace),
+    )
+    kinks = (Violation.of(every, first.kink_gap_trace, second.kink_gap_trace),)
+    return Smoothness(jumps, kinks if hessians else ())
 
 
 @dataclass(frozen=True)
@@ -181,36 +196,31 @@ class _Sides:
         """Evaluate the target at n draws; None where something is not finite."""
         z = standard_normal(n, q.dim, rng, antithetic=True)
         draws = q.unwhiten(z)
-        # Rows of the root are the steps in x that move one component of z by 1.
-        root = np.sqrt(q.variance) if q.factorised else q.unwhiten(np.eye(q.dim)) - q.mean
         h, slope, trace, bend = np.empty(n), np.empty_like(z), np.zeros(n), np.zeros(n)
         total: Array = np.zeros(())
         along = np.zeros(q.dim)
         if direction is not None:
-            along = direction * root if q.factorised else direction @ root
+            along = q.unwhiten(direction[np.newaxis])[0] - q.mean
         chunk = max(1, CHUNK_SIZE // (q.precision.size if curvature != "none" else q.dim))
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             evaluation = target.evaluate(draws[part], curvature)
             h[part] = evaluation.log_density - q.log_density_whitened(z[part])
             residual = evaluation.gradient - q.score_whitened(z[part])
-            slope[part] = residual * root if q.factorised else residual @ root.T
+            slope[part] = q.whiten_gradients(residual)
             hessian = evaluation.hessian
             if hessian is None:
                 continue
             total = total + hessian.sum(axis=0)
-            if hessian.ndim == 2:
-                trace[part] = hessian @ q.variance
-                bend[part] = hessian @ np.square(along)
-            else:
-                trace[part] = np.einsum("nij,ij->n", hessian, root.T @ root)
-                bend[part] = (hessian @ along) @ along
+            trace[part] = q.relative_trace(hessian)
+            if direction is not None:
+                bend[part] = [along @ q.product(one, along) for one in hessian]
         if not all(np.isfinite(array).all() for array in (h, slope, total)):
             return None
         mean = total / n
         if mean.ndim == 2:
-            mean = root @ mean @ root.T + np.eye(q.dim)
-        elif mean.ndim == 1:
+            mean = q.whiten_gradients(q.whiten_gradients(mean).T) + np.eye(q.dim)
+        elif q.factorised and mean.ndim == 1:
             mean = mean * q.variance + 1
         return cls(z, h - h.mean(), slope, mean, trace + q.dim, bend + 1, q.factorised)
 

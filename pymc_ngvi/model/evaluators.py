@@ -325,16 +325,20 @@ class Batched(Evaluator):
         return operations_in_loops(self._graph.log_density) > 0
 
     def _numbers_per_draw(self, data: Data) -> int:
-        """Numbers of the largest array that one draw adds to a call.
+        """Numbers of the largest array that one draw adds to a call, roughly.
 
         Where a length is not known, as that of data which may be replaced, it is taken to be the
-        longest of any array that the model holds, or that is given.
+        longest of any array that the model holds, or that is given; but not beside a known length
+        that is as long, which are rows of few columns.
         """
         given = max((max(np.shape(value), default=1) for value in data), default=1)
         longest = max(given, self._longest_held)
-        return max(
-            (prod(longest if n is None else n for n in shape) for shape in self._shapes), default=1
-        )
+        sizes = [1]
+        for shape in self._shapes:
+            known = prod(n for n in shape if n is not None)
+            unknown = min(sum(n is None for n in shape), 2)
+            sizes.append(known if known >= longest else known * longest**unknown)
+        return max(sizes)
 
     @cached_property
     def _variables(self) -> list[Variable]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.results.importance import Importance
@@ -154,10 +154,10 @@ def _match_covariance(draws: Array, weights: Array) -> AffineMap | None:
     before, after = draws.mean(axis=0), weights @ draws
     plain, weighed = draws - before, draws - after
     try:
-        lower = cholesky(plain.T @ plain / n, lower=True)
-        lower_weighed = cholesky((weighed.T * weights) @ weighed, lower=True)
+        lower = scipy.linalg.cholesky(plain.T @ plain / n, lower=True)
+        lower_weighed = scipy.linalg.cholesky((weighed.T * weights) @ weighed, lower=True)
     except np.linalg.LinAlgError:
         return None
     # The factor is lower triangular, as both of these are.
-    factor = solve_triangular(lower, lower_weighed.T, lower=True, trans="T").T
+    factor = scipy.linalg.solve_triangular(lower, lower_weighed.T, lower=True, trans="T").T
     return AffineMap("covariance", before, after, factor)

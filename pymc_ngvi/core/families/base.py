@@ -172,6 +172,14 @@ class Gaussian(ABC):
         """
         return self.with_mean(np.zeros(self.dim)).fisher_product(direction)
 
+    def whiten_gradients(self, gradients: Array) -> Array:
+        """Gradients (n, d) with respect to the standard normal coordinates of `whiten`."""
+        return np.asarray(gradients @ (self.unwhiten(np.eye(self.dim)) - self.mean).T)
+
+    def relative_trace(self, hessians: Array) -> Array:
+        """Trace (n,) of the covariance times Hessians (n, ...) in the family's representation."""
+        return np.asarray(np.einsum("nij,ij->n", hessians, self.covariance))
+
     def flat_direction(self, hessian: Array, least: float) -> Array | None:
         """Direction in which a mean Hessian has less curvature than `least` times the precision.
 

@@ -137,6 +137,12 @@ class FactorisedGaussian(Gaussian):
             np.where(curvature == lowest, np.sqrt(self.variance), 0.0) if lowest < least else None
         )
 
+    def whiten_gradients(self, gradients: Array) -> Array:
+        return np.asarray(gradients * np.sqrt(self.variance))
+
+    def relative_trace(self, hessians: Array) -> Array:
+        return np.asarray(hessians @ self.variance)
+
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         curvature = np.sqrt(self._precision) * (z * residual).mean(axis=0)
         return self.symmetrise(curvature) - self._precision

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
-import scipy.sparse.linalg
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.families.base import Gaussian
@@ -312,6 +312,12 @@ class SparseGaussian(Gaussian):
         except scipy.sparse.linalg.ArpackNoConvergence:
             return None  # no single direction stands out
         return np.asarray(self.factor.solve_transposed(vectors.T)[0])
+
+    def whiten_gradients(self, gradients: Array) -> Array:
+        return self.factor.solve_root(gradients)
+
+    def relative_trace(self, hessians: Array) -> Array:
+        return np.asarray(hessians @ (self.structure.multiplicity * self.covariance))
 
     def stein_hessian(self, z: Array, residual: Array) -> Array:
         structure = self.structure

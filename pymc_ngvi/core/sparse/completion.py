@@ -6,7 +6,7 @@ Of all Gaussians with these covariances it is the one of largest entropy (Dempst
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse.linalg
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.factor import factorise, inverse_derivative

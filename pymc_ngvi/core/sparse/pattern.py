@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.colouring import Colouring, agrees, probe

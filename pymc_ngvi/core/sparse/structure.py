@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse.csgraph
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import Array

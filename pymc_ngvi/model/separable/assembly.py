@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.separable.linear import check_size
@@ -98,7 +98,7 @@ def _mixed_piece(thin: RowVector, full: RowVector) -> Piece:
     indices = matrix.indices
 
     def values(weights: Array) -> Array:
-        weighted = sparse.csr_array(
+        weighted = scipy.sparse.csr_array(
             (matrix.data * weights[indices], indices, matrix.indptr), shape=matrix.shape
         )
         return (weighted @ full.dense).ravel() * factor
@@ -125,7 +125,7 @@ def _sparse_piece(first: Any, second: Any, same: bool) -> Piece:
         a, b = np.maximum(a, b), np.minimum(a, b)
     dim = first.shape[1]
     keys, place = np.unique(a * dim + b, return_inverse=True)
-    matrix = sparse.csr_array((values, (place, row)), shape=(keys.size, n))
+    matrix = scipy.sparse.csr_array((values, (place, row)), shape=(keys.size, n))
     return Piece(keys // dim, keys % dim, lambda weights: matrix @ weights)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 
@@ -55,7 +55,9 @@ class Design:
         check_size(r * p)
         rows = np.repeat(np.arange(r) * self.width + self.output, p)
         columns = np.tile(self.columns, r)
-        return sparse.csr_array((self.matrix.ravel(), (rows, columns)), shape=(r * self.width, dim))
+        return scipy.sparse.csr_array(
+            (self.matrix.ravel(), (rows, columns)), shape=(r * self.width, dim)
+        )
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,13 @@ class LinearMap:
     @classmethod
     def identity(cls, dim: int) -> LinearMap:
         """Return the flat vector itself."""
-        return cls((dim,), np.zeros(dim), sparse.eye_array(dim, format="csr"))
+        return cls((dim,), np.zeros(dim), scipy.sparse.eye_array(dim, format="csr"))
 
     @classmethod
     def constant(cls, value: Any, dim: int) -> LinearMap:
         """Return an array that does not depend on the flat vector."""
         value = np.asarray(value, dtype="float64")
-        return cls(value.shape, value.ravel(), sparse.csr_array((value.size, dim)))
+        return cls(value.shape, value.ravel(), scipy.sparse.csr_array((value.size, dim)))
 
     @classmethod
     def add(cls, terms: Sequence[LinearMap]) -> LinearMap:
@@ -104,7 +106,7 @@ class LinearMap:
             return maps[0]
         matrices = [m.tosparse() for m in maps]
         offset = np.concatenate([m.offset for m in maps])
-        return cls(offset.shape, offset, sparse.vstack(matrices, format="csr"))
+        return cls(offset.shape, offset, scipy.sparse.vstack(matrices, format="csr"))
 
     @property
     def size(self) -> int:
@@ -166,7 +168,7 @@ class LinearMap:
         shape = tuple(n for i, n in enumerate(self.shape) if i not in axes)
         size = int(np.prod(kept, dtype=int))
         entries = (np.ones(self.size), (target.ravel(), np.arange(self.size)))
-        return self._left(sparse.csr_array(entries, shape=(size, self.size)), shape)
+        return self._left(scipy.sparse.csr_array(entries, shape=(size, self.size)), shape)
 
     def cumsum(self, axis: int | None) -> LinearMap:
         """Sum cumulatively along an axis, of the flattened array if None."""
@@ -177,7 +179,9 @@ class LinearMap:
         positions = np.moveaxis(np.arange(self.size).reshape(shape), axis, -1).reshape(-1, n)
         later, earlier = np.tril_indices(n)
         rows, columns = positions[:, later].ravel(), positions[:, earlier].ravel()
-        matrix = sparse.csr_array((np.ones(rows.size), (rows, columns)), shape=(self.size,) * 2)
+        matrix = scipy.sparse.csr_array(
+            (np.ones(rows.size), (rows, columns)), shape=(self.size,) * 2
+        )
         return self._left(matrix, shape)
 
     def _left(self, matrix: Any, shape: tuple[int, ...]) -> LinearMap:
@@ -191,9 +195,11 @@ class LinearMap:
         matrix = matrix.reshape(-1, p)
         inner = self.tosparse()
         offset = (matrix @ self.offset.reshape(p, width)).ravel()
-        empty = sparse.csr_array((offset.size, self.dim))
+        empty = scipy.sparse.csr_array((offset.size, self.dim))
         if np.count_nonzero(matrix) < (1 - _MOST_ZEROS) * matrix.size:
-            wide = sparse.kron(sparse.csr_array(matrix), sparse.eye_array(width), format="csr")
+            wide = scipy.sparse.kron(
+                scipy.sparse.csr_array(matrix), scipy.sparse.eye_array(width), format="csr"
+            )
             return LinearMap(shape, offset, (wide @ inner).tocsr())
         designs = []
         for output in range(width):

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.separable.linear import LinearMap
@@ -49,7 +49,7 @@ class RowVector:
             by_column = matrix.tocsc()
             blocks.insert(0, by_column[:, full].toarray())
             columns.insert(0, full)
-            by_column = by_column @ sparse.diags_array((counts <= _FULL * n).astype(float))
+            by_column = by_column @ scipy.sparse.diags_array((counts <= _FULL * n).astype(float))
             matrix = by_column.tocsr()
             matrix.eliminate_zeros()
         dense, places = _merge(blocks, columns, n)
@@ -84,8 +84,7 @@ class RowVector:
         if self._selected is not None:
             result += vectors[:, self._selected]
         elif self.sparse.nnz:
-            for row, vector in zip(result, vectors, strict=True):
-                row += self.sparse @ vector
+            result += (self.sparse @ vectors.T).T
         return result
 
     @cached_property
@@ -99,8 +98,7 @@ class RowVector:
         if self.columns.size:
             to[:, self.columns] += rows @ self.dense
         if self.sparse.nnz:
-            for total, row in zip(to, rows, strict=True):
-                total += self.transposed @ row
+            to += (self.transposed @ rows.T).T
 
 
 def _merge(blocks: list[Array], columns: list[np.ndarray], n: int) -> tuple[Array, np.ndarray]:

@@ -19,9 +19,9 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     it averages the solutions of all draws so far. A few common draws show the secant along a step
     before it is taken. The first draws are added in any case: a level that claims to suffice has
     only its own draws to show for it. If these are too few to have the right fourth moments, which
-    their scatter does not show, the first draws take their place. A step that matters, and is much longer than the errors of
-    old and new draws explain, shows that the old draws were misleading: they count no more, and if
-    it happens again, averaging ends unsettled.
+    their scatter does not show, the first draws take their place. A step that matters, and is much
+    longer than the errors of old and new draws explain, shows that the old draws were misleading:
+    they count no more, and if it happens again, averaging ends unsettled.
 
     Parameters
     ----------

@@ -37,8 +37,8 @@ COMPARED_DRAWS = 1000
 LEAST_GAIN, ERRORS = 0.1, 3.0
 #: Share of the budget that a warm-up may take.
 _SHARE = 4
-#: Draws that carry a Gaussian from one parametrisation to another, for each dimension.
-_CARRIED = 20
+#: Draws that carry a Gaussian from one parametrisation to another: for each dimension, at least.
+_CARRIED, _LEAST_CARRIED = 20, 1000
 
 #: Where few draws leave the gain unclear, more are taken: on few, a skewed scale may come out too
 #: wide.
@@ -125,8 +125,12 @@ def _from_state(prepared: Prepared, state: State, spent: int | None = None) -> P
 def _carried(q: Gaussian, target: ModelTarget, degrees: Degrees) -> Gaussian:
     """Return the Gaussian with the moments that draws of q have on recentred values."""
     rng = np.random.default_rng(0)
-    draws = q.unwhiten(rng.standard_normal((max(1000, _CARRIED * q.dim), q.dim)))
+    # Variances alone take no more draws in more dimensions, nor a matrix of d times d.
+    size = _LEAST_CARRIED if q.factorised else max(_LEAST_CARRIED, _CARRIED * q.dim)
+    draws = q.unwhiten(rng.standard_normal((size, q.dim)))
     moved = recentred_draws(target.model, target.layout, degrees, draws)
+    if q.factorised:
+        return type(q).from_mean_variance(moved.mean(axis=0), moved.var(axis=0))
     return FullGaussian.from_mean_covariance(moved.mean(axis=0), np.cov(moved.T))
 
 

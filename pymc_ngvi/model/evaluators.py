@@ -344,10 +344,14 @@ class Batched(Evaluator):
     def _variables(self) -> list[Variable]:
         return [*ancestors([self._symbols["density"], self._symbols["gradient"]])]
 
+    @cached_property
+    def _held(self) -> list[Variable]:
+        # Found once: a graph has hundreds of variables, and this is asked at every evaluation.
+        return [v for v in self._variables if isinstance(v, SharedVariable | Constant)]
+
     @property
     def _longest_held(self) -> int:
-        held = (v for v in self._variables if isinstance(v, SharedVariable | Constant))
-        return max((max(np.shape(value_of(v)), default=1) for v in held), default=1)
+        return max((max(np.shape(value_of(v)), default=1) for v in self._held), default=1)
 
     @cached_property
     def _shapes(self) -> set[tuple[int | None, ...]]:

@@ -19,6 +19,11 @@ from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.rewriting.math import (
+    log1msigm_to_softplus,
+    log1p_neg_sigmoid,
+    logsigm_to_softplus,
+)
 
 from pymc_ngvi._compat import lower_named_dims, split_wide_operations
 from pymc_ngvi.errors import first_line
@@ -75,6 +80,9 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
     (log_density,) = lower_named_dims(graph_replace([log_density], values, strict=False))
     log_density = log_density.astype("float64")
     _check_deterministic(log_density)
+    # The derivatives of log(sigmoid(x)) are 0 / 0 where the sigmoid is 1 or 0 in floating point.
+    for rewrite in (logsigm_to_softplus, log1msigm_to_softplus, log1p_neg_sigmoid):
+        log_density = _rewritten(log_density, rewrite)
     log_density = split_wide_operations(log_density)
     graph = with_checks(x, log_density, data, terms.data.model.check_bounds)
     try:

@@ -446,3 +446,23 @@ def test_works_inside_another_models_context(interpreted):
         got = target.log_density(draws)
     assert target.dim == expected.dim
     np.testing.assert_array_equal(got, expected.log_density(draws))
+
+
+@pytest.mark.parametrize("written", ["logarithms", "log1p", "pymc"])
+def test_derivatives_are_finite_where_a_probability_rounds_to_one(written):
+    """One row far out, as data in other units have: the fit ended with an error."""
+    x, y = np.array([0.5, -1.0, 60.0]), np.array([3, 2, 10])
+    with pm.Model() as model:
+        predictor = pm.Normal("slope") * x
+        if written == "pymc":
+            pm.Binomial("y", 10, logit_p=predictor, observed=y)
+        else:
+            p = pm.math.sigmoid(predictor)
+            failure = pt.log1p(-p) if written == "log1p" else pt.log(1 - p)
+            pm.Potential("y", y * pt.log(p) + (10 - y) * failure)
+    target = compile_target(model, backend="interpreted")
+    slope = 0.8
+    found = target.evaluate(np.array([[slope]]), "full")
+    p = 1 / (1 + np.exp(-slope * x))
+    np.testing.assert_allclose(found.gradient[0], [x @ (y - 10 * p) - slope], rtol=1e-9)
+    np.testing.assert_allclose(found.hessian[0], [[-(x**2) @ (10 * p * (1 - p)) - 1]], rtol=1e-9)

@@ -130,8 +130,8 @@ class Settings:
     most_amplification: float = 4.0
     #: New draws at a time, relative to those of the level, at least: fewer would not contradict it.
     least_averaged: float = 0.5
-    #: Fresh draws, at most, that have to confirm a level to which none were averaged. They are taken
-    #: whatever the budget, and judged by their own noise.
+    #: Fresh draws, at most, that have to confirm a level to which none were averaged. They are
+    #: taken whatever the budget, and judged by their own noise.
     most_confirming: int = 256
     #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0

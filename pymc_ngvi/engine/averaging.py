@@ -63,7 +63,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
         share_of_slopes = slope_share(problem, here, secants)
-        if _is_surprising(problem, left, own, error):
+        surprised = _is_surprising(problem, left, own, error)
+        if surprised:
             total, surprises = Size(0), surprises + 1
         share = size.total / (total.total + size.total)
         long = share**2 * left.mean.max() > settings.linear * problem.accuracy
@@ -85,7 +86,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         error = error.averaged(own, share)
         if state.iteration >= last:
             return LevelResult(state, error, False, known)
-        if problem.excess(error) <= 1 and not long:
+        if problem.excess(error) <= 1 and not (long or surprised):
             return LevelResult(budget.counted(state), error, True, known, share_of_slopes)
     return LevelResult(budget.counted(state), error, False, known, share_of_slopes)
 
@@ -112,8 +113,9 @@ def _is_surprising(
     problem: Problem, left: SquaredError, own: SquaredError, error: SquaredError
 ) -> bool:
     """Whether a distance matters, and is much more than the errors of new and old draws explain."""
-    explained = problem.settings.surprise * (own.nats + error.nats)
-    return left.nats > explained and problem.excess(left) > 1
+    explained, surprise = own.plus(error), problem.settings.surprise
+    beyond = left.nats > surprise * explained.nats
+    return problem.excess(left) > max(1.0, 0.0 if beyond else surprise * problem.excess(explained))
 
 
 def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:

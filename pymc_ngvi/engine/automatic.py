@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, Iterations, State, Status
-from pymc_ngvi.engine.averaging import average
+from pymc_ngvi.engine.averaging import average, confirmed
 from pymc_ngvi.engine.derivatives import Finding, examine
 from pymc_ngvi.engine.evaluated import Evaluated
 from pymc_ngvi.engine.flatness import FlatDirection
@@ -161,7 +161,7 @@ class Engine:
         return True
 
     def _converge(self, state: State, last: int) -> Iterations:
-        problem, settings = self.problem, self.problem.settings
+        problem, budget, settings = self.problem, self.budget, self.problem.settings
         self.secants = Secants(settings)
         self.size, near = problem.first(state.q), self._near
         if near is not None and (near[0].q is not state.q or len(near[1]) != self.size.total):
@@ -169,7 +169,7 @@ class Engine:
         stuck = least_steps = 0
         while near is not None or not self.spent:
             ended = yield from level(
-                self.budget,
+                budget,
                 self.secants,
                 state,
                 self.size,
@@ -184,14 +184,16 @@ class Engine:
             if not self._is_telling(ended):
                 # What few draws showed may be their own, and the posterior is far from Gaussian.
                 self.secants, least_steps = Secants(settings), settings.least_steps
-            if ended.settled and self._is_near(ended):
-                ended = yield from average(self.budget, self.secants, ended, last)
+            averaged = ended.settled and self._is_near(ended)
+            if averaged:
+                ended = yield from average(budget, self.secants, ended, last)
             state, self.size, self.flat = ended.state, ended.size, ended.flat
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
             precise = problem.excess(ended.error) <= 1 and self._is_telling(ended)
-            if ended.settled and precise:
-                return Status.CONVERGED, state
+            # A level's own draws may agree on what is wrong.
+            if ended.settled and precise and (averaged or confirmed(budget, self.secants, ended)):
+                return Status.CONVERGED, budget.counted(state)
             if problem.target.follow(state.q, self.size.total):
                 continue  # the error was that of an anchor far away
             affordable = self.remaining // settings.evaluations_per_level

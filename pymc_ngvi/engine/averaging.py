@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pymc_ngvi.core import designs
 from pymc_ngvi.core.guards import Mixed
-from pymc_ngvi.engine.evaluated import Evaluated
+from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
 from pymc_ngvi.engine.level import LevelIterations, LevelResult, slope_share
-from pymc_ngvi.engine.problem import Budget, Draws, Size
+from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import advance
 from pymc_ngvi.errors import NonFiniteError
@@ -63,8 +63,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
         share_of_slopes = slope_share(problem, here, secants)
-        unexplained = left.nats > settings.surprise * (own.nats + error.nats)
-        if unexplained and problem.excess(left) > 1:
+        surprised = _is_surprising(problem, left, own, error)
+        if surprised:
             total, surprises = Size(0), surprises + 1
         share = size.total / (total.total + size.total)
         long = share**2 * left.mean.max() > settings.linear * problem.accuracy
@@ -86,9 +86,36 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         error = error.averaged(own, share)
         if state.iteration >= last:
             return LevelResult(state, error, False, known)
-        if problem.excess(error) <= 1 and not long:
+        if problem.excess(error) <= 1 and not (long or surprised):
             return LevelResult(budget.counted(state), error, True, known, share_of_slopes)
     return LevelResult(budget.counted(state), error, False, known, share_of_slopes)
+
+
+def confirmed(budget: Budget, secants: Secants, level: LevelResult) -> bool:
+    """Whether a few fresh draws agree with a settled level; they are taken whatever the budget.
+
+    As in averaging, one surprise may be chance.
+    """
+    problem, q, settings = budget.problem, level.state.q, budget.problem.settings
+    n = min(round(settings.least_averaged * level.size.hessians), settings.most_confirming)
+    for _ in range(1 + settings.most_surprises):
+        try:
+            here = budget.evaluate(q, budget.draw(Size(problem.rounded(n, q)), q.dim))
+        except NonFiniteError:
+            return False
+        left = here.asked if problem.constrained else here.distance(secants)
+        if not _is_surprising(problem, left, here.error_of_draws(secants), level.error):
+            return True
+    return False
+
+
+def _is_surprising(
+    problem: Problem, left: SquaredError, own: SquaredError, error: SquaredError
+) -> bool:
+    """Whether a distance matters, and is much more than the errors of new and old draws explain."""
+    explained, surprise = own.plus(error), problem.settings.surprise
+    beyond = left.nats > surprise * explained.nats
+    return problem.excess(left) > max(1.0, 0.0 if beyond else surprise * problem.excess(explained))
 
 
 def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:

@@ -36,6 +36,15 @@ class SquaredError:
     nats: float
     freedom: float = np.inf
 
+    def plus(self, other: SquaredError) -> SquaredError:
+        """Squared error of the difference of two that are independent."""
+        return SquaredError(
+            self.mean + other.mean,
+            self.log_sd + other.log_sd,
+            self.nats + other.nats,
+            freedom=min(self.freedom, other.freedom),
+        )
+
     def averaged(self, other: SquaredError, share: float) -> SquaredError:
         """Squared error of `(1 - share) * self + share * other`, the two being independent."""
         return SquaredError(

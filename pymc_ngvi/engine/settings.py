@@ -55,6 +55,8 @@ class Settings:
     #: would be needed, the curvature at a point misleads.
     most_newton_steps: int = 20
     shortest_newton_step: float = 2.0**-3
+    #: Where more than this part of the nats that one asked for is left after it, the same.
+    newton_progress: float = 0.5
     #: Shortest step of a level, where a shorter one would only follow the noise.
     shortest_step: float = 2.0**-4
     #: Longest step of a level, in nats: this much, or `longest_step_per_dimension` times d.
@@ -130,6 +132,9 @@ class Settings:
     most_amplification: float = 4.0
     #: New draws at a time, relative to those of the level, at least: fewer would not contradict it.
     least_averaged: float = 0.5
+    #: Fresh draws, at most, that have to confirm a level to which none were averaged. They are
+    #: taken whatever the budget, and judged by their own noise.
+    most_confirming: int = 256
     #: A squared distance more than this many times what noise explains is a surprise.
     surprise: float = 9.0
     #: The same where the step's own secant is not worth an evaluation.

@@ -120,11 +120,13 @@ def _rise_by_points(
     """Raise the ELBO on a set of draws by steps of Newton, which take the Hessian at the mean only.
 
     The mode may be far from the optimum, or at no finite point: what a step is worth is judged by
-    the log densities of the draws, and the first one that gains little is the last.
+    the log densities of the draws, and the first one that gains little is the last. So is one after
+    which hardly less is left to go: near a mode at a scale of zero many small steps still gain.
     """
     problem, settings = budget.problem, budget.problem.settings
     point = Draws([np.zeros((1, state.q.dim))])
     (elbo, elbo_se), gain, before = budget.elbo(state.q, draws), 0.0, state.q
+    asked = np.inf
     least = settings.least_gain * state.q.dim
     for _ in range(settings.most_newton_steps):
         try:
@@ -135,6 +137,9 @@ def _rise_by_points(
             return widenings.flat, None
         if not here.asked.nats > least or not np.isfinite(elbo):
             break
+        if here.asked.nats > settings.newton_progress * asked:
+            break
+        asked = here.asked.nats
         step_size, gain = 1.0, -np.inf
         while step_size >= settings.shortest_newton_step and not gain > 0:
             try:

@@ -84,7 +84,7 @@ def test_everything_a_model_may_contain(name, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BudgetSpent)
         warnings.simplefilter("ignore", HessianFallbackWarning)
-        approx = fit(model, random_seed=3, max_evaluations=20, estimator=estimator)
+        approx = fit(model, random_seed=3, max_evaluations=100, estimator=estimator)
         idata = approx.sample(20, random_seed=4)
     posterior = idata["posterior"]
     assert {variable.name for variable in model.unobserved_RVs} == set(posterior)

@@ -179,9 +179,9 @@ class Engine:
             )
             near, least_steps = None, 0
             # More draws do not help where it is not their noise that stands in the way.
-            telling = self.size.hessians >= settings.telling_draws
-            stuck = 0 if ended.settled or not telling else stuck + 1
-            if not self._is_telling(ended):
+            many = self.size.hessians >= settings.telling_draws
+            stuck = 0 if ended.settled or not many else stuck + 1
+            if not problem.is_telling(ended.error, ended.size):
                 # What few draws showed may be their own, and the posterior is far from Gaussian.
                 self.secants, least_steps = Secants(settings), settings.least_steps
             averaged = ended.settled and self._is_near(ended)
@@ -190,7 +190,8 @@ class Engine:
             state, self.size, self.flat = ended.state, ended.size, ended.flat
             if state.iteration >= last:
                 return Status.MAX_ITERATIONS, state
-            precise = problem.excess(ended.error) <= 1 and self._is_telling(ended)
+            telling = problem.is_telling(ended.error, ended.size)
+            precise = telling and problem.excess(ended.error) <= 1
             # A level's own draws may agree on what is wrong.
             if ended.settled and precise and (averaged or confirmed(budget, self.secants, ended)):
                 return Status.CONVERGED, budget.counted(state)
@@ -209,7 +210,7 @@ class Engine:
         problem, size = self.problem, self.size
         most = problem.most(size)
         wanted = problem.planned(ended.error, ended.slope_share, size, most)
-        if not (ended.settled and self._is_telling(ended)):
+        if not (ended.settled and problem.is_telling(ended.error, ended.size)):
             telling = problem.settings.telling_draws
             wanted = Size(min(max(wanted.hessians, telling), most.hessians))
         if wanted.total < problem.settings.least_growth * size.total:
@@ -253,11 +254,5 @@ class Engine:
             not problem.constrained
             and ended.amplification < settings.most_amplification
             and bool(ended.error.mean.max() < settings.most_displacement**2)
-            and self._is_telling(ended)
+            and problem.is_telling(ended.error, ended.size)
         )
-
-    def _is_telling(self, ended: LevelResult) -> bool:
-        """Whether there are many Hessians, or they differ so little that a few tell all."""
-        problem, size = self.problem, ended.size
-        many = size.hessians >= problem.settings.telling_draws or not problem.takes_hessians
-        return many or problem.is_even(ended.error, size)

@@ -21,7 +21,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     only its own draws to show for it. If these are too few to have the right fourth moments, which
     their scatter does not show, the first draws take their place. A step that matters, and is much
     longer than the errors of old and new draws explain, shows that the old draws were misleading:
-    they count no more, and if it happens again, averaging ends unsettled.
+    they count no more, and if it happens again, averaging ends unsettled. It also does where the
+    common draws show that Hessians differ much.
 
     Parameters
     ----------
@@ -57,8 +58,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             here = budget.evaluate(state.q, budget.draw(size, state.q.dim))
             left = here.distance(secants)
             short = left.mean.max() < settings.negligibly_linear * problem.accuracy
-            if problem.excess(left) > settings.negligible and not (len(secants) and short):
-                _look_ahead(budget, secants, here, common)
+            ahead = problem.excess(left) > settings.negligible and not (len(secants) and short)
+            even = not ahead or _look_ahead(budget, secants, here, common)
         except NonFiniteError:
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
@@ -73,6 +74,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         member = secants.extrapolate(here.q, here.estimate, share)
         if (
             member is None
+            or not even
             or surprises > settings.most_surprises
             or long_steps > settings.most_long_steps
         ):
@@ -118,9 +120,17 @@ def _is_surprising(
     return problem.excess(left) > max(1.0, 0.0 if beyond else surprise * problem.excess(explained))
 
 
-def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> None:
-    """Learn the secant along the step that an evaluated member asks for, on a few common draws."""
+def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> bool:
+    """Learn the secant along the step that an evaluated member asks for, on a few common draws.
+
+    Returns whether these draws are many, or agree that Hessians differ little: those of the level
+    may have done so by chance.
+    """
+    problem, size = budget.problem, Size(sum(map(len, common.replicates)))
     ahead = secants.extrapolate(here.q, here.estimate)
-    if ahead is not None and ahead.kl(here.q) < budget.problem.longest_step(here.q):
-        before, after = budget.evaluate(here.q, common), budget.evaluate(ahead, common)
-        secants.add((here.q, before.estimate), (ahead, after.estimate))
+    if ahead is None or ahead.kl(here.q) >= problem.longest_step(here.q):
+        return True
+    before, after = budget.evaluate(here.q, common), budget.evaluate(ahead, common)
+    error = before.error_of_draws(secants)
+    secants.add((here.q, before.estimate), (ahead, after.estimate))
+    return problem.is_telling(error, size)

@@ -84,6 +84,11 @@ class Problem:
         on_few = error.log_sd.max() * size.hessians / settings.few_draws
         return bool(on_few < settings.most_unevenness**2)
 
+    def is_telling(self, error: SquaredError, size: Size) -> bool:
+        """Whether there are many Hessians, or they differ so little that a few tell all."""
+        many = size.hessians >= self.settings.telling_draws or not self.takes_hessians
+        return many or self.is_even(error, size)
+
     def longest_step(self, q: Gaussian) -> float:
         """Longest step of a level, in nats."""
         settings = self.settings

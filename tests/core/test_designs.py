@@ -81,3 +81,12 @@ def test_directions_are_uniform():
     along_axis, along_diagonal = z[:, 0] ** 4, (z.sum(axis=1) / 2) ** 4
     error = np.hypot(along_axis.std(), along_diagonal.std()) / np.sqrt(len(z))
     assert abs(along_axis.mean() - along_diagonal.mean()) < 4 * error
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4, 6, 10])
+def test_sets_with_exact_second_moments_are_balanced_unless_they_say_so(dim):
+    """Their scatter is small, and does not show fourth moments that are wrong."""
+    for n in range(8, 200, 8):
+        _, pairs, balanced = designs.replicate_size(n, dim)
+        assert balanced or pairs < dim or not designs.is_balanced(n, dim)
+    assert designs.is_balanced(2 * 4 * designs.FEWEST_PAIRS, dim)

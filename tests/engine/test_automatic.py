@@ -191,6 +191,15 @@ def test_a_funnel_is_not_taken_for_settled():
     check_errors(results, errors, accuracy=0.05, least=6)
 
 
+def test_a_level_and_the_averaging_after_it_do_not_take_turns_for_ever():
+    """A skewed posterior in three dimensions: what one set of draws lacks, all of them have."""
+    target = LogisticTarget.random(3, 8, seed=5)
+    for seed in range(10):
+        result = fit(target, accuracy=0.1, seed=seed)
+        assert result.status == "converged"
+        assert result.state.evaluations < 2000
+
+
 def test_budgets():
     target = LogisticTarget.random(4, 60, seed=2)
     by_evaluations = fit(target, start(FullGaussian, 4), accuracy=1e-4, max_evaluations=3000)

@@ -12,6 +12,7 @@ import pytest
 from pymc_ngvi.core.estimators import Stein
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
 from pymc_ngvi.results.verdict import fresh_log_ratios
+from tests.engine.test_automatic import Regression
 from tests.targets import LogisticTarget, PoissonTarget, fit
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,20 @@ def test_nine_errors_in_ten_are_within_the_accuracy(name, family, accuracy, opti
         log_sds.append(np.abs(np.log(result.q.variance / best.variance)) / 2)
     assert np.mean(np.array(means) < accuracy) > 0.9 - MARGIN
     assert np.mean(np.array(log_sds) < accuracy) > 0.9 - MARGIN
+
+
+@pytest.mark.parametrize("accuracy", [0.1, 0.02, 0.005])
+def test_nine_errors_in_ten_are_within_the_accuracy_of_a_few_draws_in_many_dimensions(accuracy):
+    target = Regression.random(50, 1000, seed=3)
+    best = fit(target, accuracy=1e-3, seed=999, **BUDGET).q
+    means, log_sds = [], []
+    for seed in range(50):
+        result = fit(target, accuracy=accuracy, seed=seed, **BUDGET)
+        assert result.status == "converged"
+        means.append(np.abs(result.q.mean - best.mean) / np.sqrt(best.variance))
+        log_sds.append(np.abs(np.log(result.q.variance / best.variance)) / 2)
+    assert np.mean(np.array(means) < accuracy) > 0.9
+    assert np.mean(np.array(log_sds) < accuracy) > 0.9
 
 
 @pytest.mark.parametrize("name", ["logistic", "poisson"])

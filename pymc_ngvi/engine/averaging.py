@@ -22,7 +22,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     their scatter does not show, the first draws take their place. A step that matters, and is much
     longer than the errors of old and new draws explain, shows that the old draws were misleading:
     they count no more, and if it happens again, averaging ends unsettled. It also does where the
-    common draws show that Hessians differ much.
+    common draws show that Hessians differ much, and the level had few of them.
 
     Parameters
     ----------
@@ -42,6 +42,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     if not designs.is_balanced(total.hessians, state.q.dim):
         total, least = Size(0), 2 * few.hessians
     common = budget.draw(few, state.q.dim)
+    many = level.size.hessians >= settings.telling_draws
     while True:
         wanted = problem.planned(error, share_of_slopes, known, problem.most(known))
         size = problem.rounded_size(
@@ -59,7 +60,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             left = here.distance(secants)
             short = left.mean.max() < settings.negligibly_linear * problem.accuracy
             ahead = problem.excess(left) > settings.negligible and not (len(secants) and short)
-            even = not ahead or _look_ahead(budget, secants, here, common)
+            even = not ahead or _look_ahead(budget, secants, here, common) or many
         except NonFiniteError:
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
@@ -123,8 +124,8 @@ def _is_surprising(
 def _look_ahead(budget: Budget, secants: Secants, here: Evaluated, common: Draws) -> bool:
     """Learn the secant along the step that an evaluated member asks for, on a few common draws.
 
-    Returns whether these draws are many, or agree that Hessians differ little: those of the level
-    may have done so by chance.
+    Returns whether these draws agree that Hessians differ little: those of a level of as few may
+    have done so by chance.
     """
     problem, size = budget.problem, Size(sum(map(len, common.replicates)))
     ahead = secants.extrapolate(here.q, here.estimate)

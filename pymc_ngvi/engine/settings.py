@@ -55,7 +55,8 @@ class Settings:
     #: would be needed, the curvature at a point misleads.
     most_newton_steps: int = 20
     shortest_newton_step: float = 2.0**-3
-    #: Where more than this part of the nats that one asked for is left after it, the same.
+    #: The same where more than this part of the nats that one asked for is left after it, if that
+    #: was no more than a long step.
     newton_progress: float = 0.5
     #: Shortest step of a level, where a shorter one would only follow the noise.
     shortest_step: float = 2.0**-4

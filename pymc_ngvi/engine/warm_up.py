@@ -137,7 +137,8 @@ def _rise_by_points(
             return widenings.flat, None
         if not here.asked.nats > least or not np.isfinite(elbo):
             break
-        if here.asked.nats > settings.newton_progress * asked:
+        near = asked < problem.longest_step(state.q)
+        if near and here.asked.nats > settings.newton_progress * asked:
             break
         asked = here.asked.nats
         step_size, gain = 1.0, -np.inf

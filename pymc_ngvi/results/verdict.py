@@ -166,8 +166,8 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
     rng : numpy.random.Generator
     spent : int
         Evaluations of the target by the fit. The verdict takes more than the first draws only as
-        long as it costs no more than a third of what the fit did. This is counted and not timed:
-        the same seed gives the same verdict on every machine.
+        long as it costs no more than half a second, or a third of what the fit did. This is counted
+        and not timed: the same seed gives the same verdict on every machine.
 
     Returns
     -------
@@ -178,8 +178,9 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
     full = target.of_all_data(q, rng)
     fresh = FreshDraws(q, rng)
     own = OwnScale(target.model, target.layout)
-    affordable = target.hessian_price * spent / target.price / 3
-    draws = 2 * (min(max(_CHEAP // target.numbers, FEWEST_DRAWS), VERDICT_DRAWS) // 2)
+    cheap = _CHEAP // target.numbers
+    affordable = max(target.hessian_price * spent / target.price / 3, cheap)
+    draws = 2 * (min(max(cheap, FEWEST_DRAWS), VERDICT_DRAWS) // 2)
     for more in [*[True] * ROUNDS, False]:
         log_ratios = fresh.extend(full.log_density, draws)
         if not np.isfinite(log_ratios).all():

@@ -104,9 +104,12 @@ class TestDraws:
         # A variance of a third leaves ratios whose tail has a shape of 2/3.
         q = DiagonalGaussian.from_mean_covariance([0.635], [0.11])
         target = target_of(model)
+        assert judge(target, q, np.random.default_rng(1)).draws == 1800  # which is cheap here
+        monkeypatch.setattr("pymc_ngvi.results.verdict._CHEAP", 0)
+        monkeypatch.setattr("pymc_ngvi.results.verdict.FEWEST_DRAWS", 200)
         draws = [
             judge(target, q, np.random.default_rng(1), spent=spent).draws
-            for spent in (0, 300, 100_000)
+            for spent in (0, 600, 100_000)
         ]
         assert draws == [200, 600, 1800]
         close = DiagonalGaussian.from_mean_covariance([0.635], [0.34])

@@ -60,6 +60,9 @@ class NGVI(Inference):
         The approximation. It exists before the fit, which updates it.
     """
 
+    #: The bar of whoever has shown progress before the fit; otherwise a fit shows its own.
+    _bar: ProgressBar | None = None
+
     def __init__(
         self,
         *,
@@ -123,7 +126,6 @@ class NGVI(Inference):
         draws: int = 1000,
         log_likelihood: bool = False,
         importance: str | None = None,
-        _bar: ProgressBar | None = None,
         **options: Any,
     ) -> Any:
         """Fit the approximation.
@@ -179,8 +181,8 @@ class NGVI(Inference):
         n = int(n)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
-        bar = _bar or ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
-        with bar if _bar is None else nullcontext():
+        bar = self._bar or ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
+        with bar if self._bar is None else nullcontext():
             bar.stage("building")
             self._update_target(backend, compile_kwargs)
             prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
@@ -294,7 +296,7 @@ class NGVI(Inference):
 _FIT_KEYWORDS = {
     name
     for name, parameter in inspect.signature(NGVI.fit).parameters.items()
-    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n", "_bar")
+    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n")
 }
 
 
@@ -326,7 +328,9 @@ def fit_method(
     bar = ProgressBar(int(n), enabled=run.progressbar, theme=run.progressbar_theme)
     with bar:
         bar.stage("building")
-        return NGVI(model=model, **compilation, **options).fit(n, **rest, _bar=bar)
+        inference = NGVI(model=model, **compilation, **options)
+        inference._bar = bar
+        return inference.fit(n, **rest)
 
 
 def fit_ngvi(

@@ -111,7 +111,7 @@ def _halve(
 ) -> Step | None:
     problem, retreats, first = budget.problem, 0, True
     while step_size >= rule.shortest and (forced or budget.remaining >= len(draws)):
-        mixed = problem.guard(here.q, estimate, step_size)
+        mixed = budget.led(here, problem.guard(here.q, estimate, step_size))
         candidate = problem.projection(mixed.q)
         step_size /= 2
         if candidate.kl(here.q) > rule.longest:

@@ -259,6 +259,11 @@ class Gaussian(ABC):
         return matrix.diagonal()
 
     @classmethod
+    def plus_diagonal(cls, matrix: Array, diagonal: Array) -> Array:
+        """Matrix with a diagonal (d,) added."""
+        return matrix + np.diag(diagonal)
+
+    @classmethod
     def smallest_eigenvalue(cls, matrix: Array) -> float:
         """Smallest eigenvalue of a matrix, for messages."""
         return float(scipy.linalg.eigvalsh(matrix, subset_by_index=[0, 0])[0])

@@ -99,6 +99,10 @@ class SparseGaussian(Gaussian):
         return np.asarray(matrix[cls._bound().diagonal])
 
     @classmethod
+    def plus_diagonal(cls, matrix: Array, diagonal: Array) -> Array:
+        return matrix + cls._from_diagonal(diagonal)
+
+    @classmethod
     def smallest_eigenvalue(cls, matrix: Array) -> float:
         whole = cls._bound().matrix(matrix)
         if whole.shape[0] <= _SMALL:

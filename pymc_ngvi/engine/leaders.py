@@ -154,7 +154,7 @@ class Leaders:
 
 
 def measure(
-    target: Target, q: Gaussian, components: NDArray[np.int64], z: Array, least_ratio: float
+    target: Target, q: Gaussian, components: NDArray[np.int64], z: Array | None, least_ratio: float
 ) -> Leaders | None:
     """Measure leaders at a member, by Hessians at draws moved along their directions.
 
@@ -163,8 +163,9 @@ def measure(
     target : Target
     q : Gaussian
     components : array of int, (k,)
-    z : array, (n, d)
-        Standard normal rows, independent of those that are to be corrected.
+    z : array, (n, d), or None
+        Standard normal rows, independent of those that are to be corrected. Without them, only
+        Hessians about the mean are evaluated.
     least_ratio : float
         Smaller parts C of S count as this much.
 
@@ -182,24 +183,21 @@ def measure(
     step = _STEP / np.sqrt(information.diagonal())
     scale = step.reshape(-1, *[1] * (q.precision.ndim))
     shifts = step[:, np.newaxis] * directions
-    draws = q.unwhiten(z)
     with np.errstate(over="ignore", invalid="ignore"):
         points = q.mean + np.concatenate([shifts, -shifts, zero[np.newaxis]])
         found = target.evaluate(points, q.curvature).hessian
         assert found is not None
         above, below, here = found[:k], found[k:-1], found[-1]
         changes, bends = (above - below) / (2 * scale), (above + below - 2 * here) / scale**2
-        blocks = [
-            [
-                _block(q, target.average(draws + sign * shift, q.curvature).hessian, components)
-                for sign in (1, -1)
-            ]
-            for shift in shifts
-        ]
-    under_q = np.array([(up - down) / (2 * h) for (up, down), h in zip(blocks, step, strict=True)])
-    if not all(np.isfinite(array).all() for array in (changes, bends, under_q)):
+        beyond = np.zeros((k, k, k))
+        for i in range(k if z is not None else 0):
+            up, down = (
+                _block(q, target.average(q.unwhiten(z) + shift, q.curvature).hessian, components)
+                for shift in (shifts[i], -shifts[i])
+            )
+            beyond[i] = (up - down) / (2 * step[i]) - _block(q, changes[i], components)
+    if not all(np.isfinite(array).all() for array in (changes, bends, beyond)):
         return None
-    beyond = under_q - np.array([_block(q, change, components) for change in changes])
     centred = q.with_mean(zero)
     spreads = np.array([centred.fisher_product(Natural(zero, t)).second for t in changes])
     follow = np.array([[np.sum(change * spread) / 4 for spread in spreads] for change in changes])
@@ -229,14 +227,19 @@ def _block(q: Gaussian, matrix: Array | None, components: NDArray[np.int64]) -> 
     return np.array([q.product(matrix, unit)[components] for unit in units])
 
 
-def candidates(error: SquaredError, settings: Settings) -> NDArray[np.int64]:
-    """Return the components whose gradient has by far the most noise, some of which may lead."""
-    most = min(settings.most_leaders, len(error.mean))
-    noisiest = np.argsort(-error.mean, kind="stable")[:most]
-    if len(error.mean) > settings.few_dimensions:
+def candidates(q: Gaussian, error: SquaredError, settings: Settings) -> NDArray[np.int64]:
+    """Return components that may lead.
+
+    These are the ones that are connected with many others. Where nothing is known of connections,
+    or there are too many of them, those whose gradient has by far the most noise.
+    """
+    known = q.hubs()
+    among = np.arange(q.dim) if known is None else known
+    noisiest = among[np.argsort(-error.mean[among], kind="stable")]
+    if known is None and q.dim > settings.few_dimensions:
         noisy = settings.noise_of_leaders * np.median(error.mean)
         noisiest = noisiest[error.mean[noisiest] > noisy]
-    return np.sort(noisiest)
+    return np.sort(noisiest[: settings.most_leaders])
 
 
 def followed(target: Target, before: Gaussian, mixed: Mixed) -> Mixed:

@@ -322,24 +322,32 @@ class Budget:
             error = here.error_of_draws(Secants(settings))
             if problem.excess(error) <= 1:
                 return here
-            components = leaders.candidates(error, settings)
-        found = self._measure(q, components)
-        if found is not None and self.leaders is None:
-            follow = 1 - 1 / found.stretch.diagonal()
-            kept = found.components[np.abs(follow) > settings.least_following]
-            found = self._measure(q, kept) if 0 < len(kept) < len(components) else found
-            found = found if len(kept) else None
-        self.leaders = found
+            components = self._leading(q, leaders.candidates(q, error, settings))
+        self.leaders = self._measure(q, components, self.probe(q))
         return self._judged(q, draws, *here.parts)
 
-    def _measure(self, q: Gaussian, components: NDArray[np.int64]) -> Leaders | None:
+    def _leading(self, q: Gaussian, components: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of some components that others follow."""
+        found = self._measure(q, components, None)
+        if found is None:
+            return components[:0]
+        followed = np.abs(1 - 1 / found.stretch.diagonal())
+        return components[followed > self.problem.settings.least_following]
+
+    def _measure(
+        self, q: Gaussian, components: NDArray[np.int64], z: Array | None
+    ) -> Leaders | None:
         if not len(components):
             return None
-        settings = self.problem.settings
-        z = self.draw(Size(self.problem.settings.few_draws), q.dim).replicates[0] if self._probe is None else self._probe
-        self._probe = z
-        self.evaluations += 2 * len(components) * (1 + len(z)) + 1
-        return leaders.measure(self.problem.target, q, components, z, settings.least_ratio)
+        self.evaluations += 1 + 2 * len(components) * (1 if z is None else 1 + len(z))
+        least = self.problem.settings.least_ratio
+        return leaders.measure(self.problem.target, q, components, z, least)
+
+    def probe(self, q: Gaussian) -> Array:
+        """Return standard normal rows common to all members at which leaders are measured."""
+        if self._probe is None:
+            self._probe = designs.orthogonal(1, q.dim, self.rng)
+        return self._probe
 
     def led(self, here: Evaluated, mixed: Mixed) -> Mixed:
         """Let the precision follow where a step moves leaders."""

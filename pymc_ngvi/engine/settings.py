@@ -85,7 +85,7 @@ class Settings:
     #: They are looked for among components whose squared error is so many times the median.
     noise_of_leaders: float = 9.0
     #: Part of its curvature that a component must lose to others that follow it.
-    least_following: float = 0.1
+    least_following: float = 0.25
     #: A smaller part of its curvature that is left counts as this much.
     least_ratio: float = 0.005
     #: Standard deviations after which they are measured again, and from which on the precision

@@ -74,6 +74,11 @@ class Gaussian(ABC):
         return cls
 
     @classmethod
+    def hubs(cls) -> NDArray[np.int64] | None:
+        """Components that are connected with many others; None where nothing is known of that."""
+        return None
+
+    @classmethod
     def min_draws(cls, dim: int) -> int:
         """Fewest draws from which an estimate of the mean Hessian is useful."""
         return 4 * dim  # two replicates of antithetic pairs with exact second moments

@@ -66,6 +66,10 @@ class SparseGaussian(Gaussian):
         return _rebuild, (self.structure,), self.__dict__
 
     @classmethod
+    def hubs(cls) -> NDArray[np.int64]:
+        return cls._bound().hubs
+
+    @classmethod
     def min_draws(cls, dim: int) -> int:
         # As for a full family of as many components as are eliminated together.
         return 4 * min(dim, int(np.ceil(cls._bound().height)))

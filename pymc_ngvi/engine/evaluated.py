@@ -83,11 +83,12 @@ def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     return SquaredError(*q.displacement(direction))
 
 
-def scatter(q: Gaussian, parts: Sequence[Estimate], share: float) -> list[Natural]:
-    """Return errors of the mean of independent estimates, those of the gradient times a share.
+def scatter(
+    q: Gaussian, parts: Sequence[Estimate], share: float, share_of_hessians: float
+) -> list[Natural]:
+    """Return errors of the mean of independent estimates, times a share of each of their parts.
 
-    Their squares, in any norm, add up to the squared standard error. Estimates with Hessians are the
-    only ones that have these, whatever their share in the gradient.
+    Their squares, in any norm, add up to the squared standard error.
     """
     if len(parts) < 2:
         return []
@@ -95,7 +96,13 @@ def scatter(q: Gaussian, parts: Sequence[Estimate], share: float) -> list[Natura
     first = np.mean([step.first for step in steps], axis=0)
     second = np.mean([step.second for step in steps], axis=0)
     scale = 1 / np.sqrt(len(parts) * (len(parts) - 1))
-    return [Natural(share * scale * (s.first - first), scale * (s.second - second)) for s in steps]
+    return [
+        Natural(
+            share * scale * (step.first - first),
+            share_of_hessians * scale * (step.second - second),
+        )
+        for step in steps
+    ]
 
 
 @dataclass(frozen=True)

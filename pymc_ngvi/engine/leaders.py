@@ -236,7 +236,7 @@ def candidates(q: Gaussian, error: SquaredError, settings: Settings) -> NDArray[
     known = q.hubs()
     among = np.arange(q.dim) if known is None else known
     noisiest = among[np.argsort(-error.mean[among], kind="stable")]
-    if known is None and q.dim > settings.few_dimensions:
+    if known is None:
         noisy = settings.noise_of_leaders * np.median(error.mean)
         noisiest = noisiest[error.mean[noisiest] > noisy]
     return np.sort(noisiest[: settings.most_leaders])

@@ -295,7 +295,11 @@ class Budget:
         if plain.coupling is not None:
             estimate, *decoupled = decouple([plain, *parts, *wholes], plain.coupling)
             parts, wholes = decoupled[: len(parts)], decoupled[len(parts) :]
-        errors = scatter(q, parts, 1 - share) + scatter(q, wholes, share)
+        # Gradients alone are added only where Hessians differ little, so that their noise counts by
+        # their share in the draws; but not where it enters the step of leaders.
+        of_hessians_share = 1 - share if self.leaders is None else 1.0
+        errors = scatter(q, parts, 1 - share, of_hessians_share)
+        errors += scatter(q, wholes, share, 0.0)
         zero = np.zeros_like(q.precision)
         of_gradients = [Natural(e.first, zero) for e in errors]
         of_hessians = [Natural(np.zeros_like(e.first), e.second) for e in errors]
@@ -314,7 +318,8 @@ class Budget:
     def lead(self, here: Evaluated, draws: Draws) -> Evaluated:
         """Look for leaders at a member, or measure those that are known; return what it now is."""
         problem, settings, q = self.problem, self.problem.settings, here.q
-        if not problem.takes_gradients or problem.constrained or q.factorised:
+        led = q.dim >= settings.least_led and not (problem.constrained or q.factorised)
+        if not (led and problem.takes_gradients):
             return here
         if self.leaders is not None:
             components = self.leaders.components

@@ -80,6 +80,9 @@ class Settings:
 
     # Leaders, the components on which many others depend.
 
+    #: In fewer dimensions none are looked for: what follows a leader is then far from Gaussian, and
+    #: more draws cost little.
+    least_led: int = 30
     #: Most of them: each costs a few Hessians and a derivative of the covariance.
     most_leaders: int = 6
     #: They are looked for among components whose squared error is so many times the median.

@@ -10,6 +10,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse.tail import Tail
 
 Integers = NDArray[Any]
 
@@ -239,6 +240,12 @@ class Structure:
         row_start, row_index, which = self._rows(order)
         index, place = kernels.fill_columns(row_start, row_index, parent, start)
         return start, index, which, place
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The last columns of the factor, which are full."""
+        start, index, _, _ = self.columns_of_factor
+        return Tail(start, index)
 
 
 def _minimum_degree(graph: scipy.sparse.csr_array) -> Integers:

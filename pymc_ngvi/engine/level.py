@@ -128,9 +128,9 @@ def level(
         ):
             here, least = budget.lead(here, draws), np.inf
     error = here.error_of_draws(secants)
-    of_step = here.error_of_draws(Secants(settings)).nats
+    of_step = here.error_of_draws(Secants(settings)).nats if len(secants) else error.nats
     amplification = error.nats / of_step if of_step else 1.0
-    share = slope_share(problem, here, secants)
+    share = slope_share(problem, here, secants) if problem.excess(error) > 1 else 0.0
     return LevelResult(budget.counted(state), error, True, size, share, amplification)
 
 

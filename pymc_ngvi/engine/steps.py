@@ -180,6 +180,9 @@ def settled(
     lefts = [left for left in lefts if not problem.excess(left) < settings.negligible]
     if not lefts:
         return True
+    most = settings.excused * settings.largest_noise * here.q.dim
+    if any(left.nats >= most for left in lefts):
+        return False  # whatever the error
     error = here.error_of_draws(secants) if error is None else error
     nats = settings.excused * min(error.nats, settings.largest_noise * here.q.dim)
     excess = settings.excused * problem.excess(error)

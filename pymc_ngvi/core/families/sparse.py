@@ -281,7 +281,9 @@ class SparseGaussian(Gaussian):
         """
         change = direction.second
         mean = self.solve(direction.first + 2 * self.product(change, self.mean))
-        moved = -2 * inverse_derivative(self.structure, self.precision, change)
+        moved = np.zeros_like(change)
+        if change.any():
+            moved = -2 * inverse_derivative(self.structure, self.precision, change)
         rows, columns = self.structure.rows, self.structure.columns
         cross = mean[rows] * self.mean[columns] + mean[columns] * self.mean[rows]
         return Expectation(mean, self.structure.multiplicity * (moved + cross))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import scipy
 
 from pymc_ngvi.core.linalg import SMALLEST_RELATIVE_PIVOT, Array
 from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.tail import inverted
 
 # Vectors that are handled together: their components lie side by side, in a few cache lines.
 _AT_ONCE = 32
@@ -214,8 +214,8 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     below, diagonal, tail = np.empty_like(lower), 1 / pivots, structure.tail
     if tail.size:
         matrix = tail.matrix(lower, pivots)
-        # Not complex, which would lose the imaginary part beside the real one in a dense inverse.
-        inverse = scipy.linalg.inv(matrix.real, assume_a="pos")
+        # Not as a complex matrix, in whose pivoting and norms the imaginary part would be lost.
+        inverse = inverted(matrix.real)
         derivative = -inverse @ (matrix.imag / _TINY) @ inverse
         tail.invert(inverse + 1j * _TINY * derivative, lower, below, diagonal)
     kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)

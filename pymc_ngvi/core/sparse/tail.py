@@ -124,10 +124,21 @@ class Tail:
         """Inverse (m, m) of the matrix whose factor is in the tail."""
         root = np.tril(self.matrix(lower, np.ones_like(pivots)))
         root *= np.sqrt(pivots[self.head :])
-        inverse, _ = scipy.linalg.lapack.dpotri(root, lower=1)
-        return np.asarray(np.tril(inverse) + np.tril(inverse, -1).T)
+        return _inverted_root(root)
 
     def quadratic_forms(self, change: Array, inverse: Array) -> Array:
         """Variance (m,) of the change of every column of the tail times x."""
         moved = np.tril(self.matrix(change, np.zeros(self.head + self.size)))
         return np.asarray(np.einsum("ij,ij->j", moved, inverse @ moved))
+
+
+def inverted(matrix: Array) -> Array:
+    """Inverse of a positive definite matrix (m, m); not a number where it is not one."""
+    root, failed = scipy.linalg.lapack.dpotrf(matrix, lower=1)
+    return np.full_like(matrix, np.nan) if failed else _inverted_root(root)
+
+
+def _inverted_root(root: Array) -> Array:
+    """Inverse (m, m) of the matrix of which this is the lower Cholesky factor."""
+    inverse, _ = scipy.linalg.lapack.dpotri(root, lower=1)
+    return np.asarray(np.tril(inverse) + np.tril(inverse, -1).T)

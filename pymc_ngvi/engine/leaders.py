@@ -1,20 +1,20 @@
 r"""Leaders: the few components on which many others depend, such as the scale of a hierarchy.
 
-When a leader a moves, the others follow: their means along the direction :math:`u_a`, in which they
+When a leader a moves, the others follow: their means along the direction :math:`u_a` in which they
 keep their distance from their conditional means, and their precision by the derivative
-:math:`T_a = \partial_{u_a} E[\nabla^2 f]`. Natural-gradient steps see the first and not the second: with S
-the precision of the leaders under q, the ELBO whose precision follows has the curvature
+:math:`T_a = \partial_{u_a} \nabla^2 f`. Natural-gradient steps see the first and not the second.
+With S the precision of the leaders under q, the ELBO whose precision follows has the curvature
 
 .. math:: C = S - K, \qquad K_{ab} = \tfrac12 \mathrm{tr}(T_a \Sigma T_b \Sigma),
 
-in the means of the leaders. Where the data say little about the others, C is a small part of S: steps
-by S take S / C iterations, and so does the noise of the gradient grow in the solution. Here
+in the means of the leaders. Where the data say little about the others, C is a small part of S:
+steps by S take S / C iterations, and the noise of the gradient grows as much in the solution. Here
 
 - leaders take Newton's step, by C. Its solution is the same;
 - their gradient loses the noise that the squares of all the others make in it. To second order
-  it is :math:`\tfrac12 \delta' T_a \delta` with :math:`\delta = x - \mu`, whose mean
-  :math:`\tfrac12 \mathrm{tr}(T_a \Sigma)` is known: the difference is a control variate, unbiased whatever T;
-- after a long step the precision follows it by the Hessians at both of its ends.
+  this is :math:`\tfrac12 \delta' T_a \delta` with :math:`\delta = x - \mu`. Its mean is known,
+  :math:`\tfrac12 \mathrm{tr}(T_a \Sigma)`: the difference is a control variate, unbiased for any T;
+- the precision follows a step, by T, or after a long one by the Hessians at both of its ends.
 """
 
 from __future__ import annotations
@@ -78,31 +78,41 @@ class Leaders:
     def controlled(self, q: Gaussian, part: Estimate, z: Array) -> Estimate:
         """Take noise from an estimate from draws `q.unwhiten(z)`, by control variates."""
         moves = q.unwhiten(z) - q.mean
-        own, covariance = moves[:, self.components], np.linalg.inv(self.information)
+        own, covariances = moves[:, self.components], self._covariances(q)
+        between = covariances[:, self.components]
         # The leaders' own spread bends all of the Hessian, that of the others the leaders' part.
-        spread = np.square(own).mean(axis=0) - covariance.diagonal()
+        spread = np.square(own).mean(axis=0) - between.diagonal()
         hessian = part.hessian - np.tensordot(spread, self.bends, axes=1) / 2
-        along = [
-            [[u @ q.product(bend, v) for u in self.directions] for v in self.directions]
-            for bend in self.bends
-        ]
-        known = np.einsum("abc,bc->a", np.array(along), covariance) / 2
+        known = []
+        for bend in self.bends:
+            bent = np.array([q.product(bend, direction) for direction in self.directions])
+            known.append(
+                2 * np.sum(bent * covariances) - np.sum(bent @ self.directions.T * between)
+            )
+        others = self._excess(q, self.bends, moves - own @ self.directions)
         change = np.zeros(q.dim)
-        change[self.components] = -known - self._excess(q, self.bends, moves - own @ self.directions)
+        change[self.components] = -others - np.array(known) / 2
         return replace(
             part,
-            gradient=self._controlled(q, part.gradient, moves),
+            gradient=self._controlled(q, part.gradient, moves, between),
             hessian=q.plus_diagonal(hessian, change),
         )
+
+    def _covariances(self, q: Gaussian) -> Array:
+        """Covariances (k, d) of the leaders with all components under q."""
+        units = np.zeros((len(self.components), q.dim))
+        units[np.arange(len(units)), self.components] = 1.0
+        return np.array([q.solve(unit) for unit in units])
 
     def controlled_slope(self, q: Gaussian, part: Slope, z: Array) -> Slope:
         """Take noise from a slope from draws `q.unwhiten(z)`, by control variates."""
         moves = q.unwhiten(z) - q.mean
-        return replace(part, gradient=self._controlled(q, part.gradient, moves))
+        between = self._covariances(q)[:, self.components]
+        return replace(part, gradient=self._controlled(q, part.gradient, moves, between))
 
-    def _controlled(self, q: Gaussian, gradient: Array, moves: Array) -> Array:
+    def _controlled(self, q: Gaussian, gradient: Array, moves: Array, between: Array) -> Array:
         own = moves[:, self.components]
-        block = own.T @ own / len(own) - np.linalg.inv(self.information)
+        block = own.T @ own / len(own) - between
         noise = self._excess(q, self.derivatives, moves)
         noise += np.einsum("abc,bc->a", self.beyond, block) / 2
         controlled = gradient.copy()
@@ -191,8 +201,10 @@ def measure(
         changes, bends = (above - below) / (2 * scale), (above + below - 2 * here) / scale**2
         beyond = np.zeros((k, k, k))
         for i in range(k if z is not None else 0):
+            assert z is not None
+            draws = q.unwhiten(z)
             up, down = (
-                _block(q, target.average(q.unwhiten(z) + shift, q.curvature).hessian, components)
+                _block(q, target.average(draws + shift, q.curvature).hessian, components)
                 for shift in (shifts[i], -shifts[i])
             )
             beyond[i] = (up - down) / (2 * step[i]) - _block(q, changes[i], components)

@@ -99,9 +99,7 @@ class Factor:
         below, diagonal = np.empty_like(lower), 1 / pivots
         if tail.size:
             tail.invert(tail.inverse(lower, pivots), lower, below, diagonal)
-        kernels.selected_inverse(
-            start, index, lower, pivots, below, diagonal, tail.head, tail.done
-        )
+        kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)
         return below, diagonal
 
     @cached_property
@@ -252,9 +250,7 @@ def _eliminate(
     lower[place] = values[which]
     pivots = values[structure.diagonal][structure.order]
     tail = structure.tail
-    stopped, raised = kernels.factorise(
-        start, index, lower, pivots, reference, rule, 0, tail.head
-    )
+    stopped, raised = kernels.factorise(start, index, lower, pivots, reference, rule, 0, tail.head)
     if stopped < 0 and tail.size:
         kernels.reduce_tail(start, index, lower, pivots, tail.head, tail.done)
         tail.reduce(lower, pivots)

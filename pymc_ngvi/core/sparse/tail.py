@@ -1,12 +1,12 @@
 r"""The tail of a factor: its last columns, which are full, by dense linear algebra.
 
-Where many small blocks meet in a common one, as persons in the items that they answered, elimination
-of the small ones leaves a full triangle of hundreds of columns, which is most of the work. With the
-matrix ordered as :math:`\begin{pmatrix} A & B' \\ B & C \end{pmatrix}`, the tail is the factor of
-:math:`C - B A^{-1} B'`.
+Where many small blocks meet in a common one, as persons in the items that they answered,
+elimination of the small ones leaves a full triangle of hundreds of columns, which is most of the
+work. With the matrix ordered as :math:`\begin{pmatrix} A & B' \\ B & C \end{pmatrix}`, the tail is
+the factor of :math:`C - B A^{-1} B'`.
 
-Columns before it whose rows all lie in the tail, its leaves, are a dense matrix where they have many
-of these rows.
+Columns before it whose rows all lie in the tail, its leaves, are a dense matrix where they have
+many of these rows.
 """
 
 from __future__ import annotations

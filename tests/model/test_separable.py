@@ -175,8 +175,10 @@ def _built(name: str) -> pm.Model:
 def _reference(model: pm.Model, graph: Graph, log_density: Any) -> Callable[..., Any]:
     """Log density, gradient and a product with the Hessian at one point, by PyTensor alone."""
     vector = pt.vector("vector", shape=graph.x.type.shape)
-    gradient = pytensor.grad(log_density, graph.x, disconnected_inputs="ignore")
-    product = pytensor.grad((gradient * vector).sum(), graph.x, disconnected_inputs="ignore")
+    # Without this PyTensor 2 collects gigabytes of stack traces of the ordinal model.
+    with pytensor.config.change_flags(traceback__limit=0):
+        gradient = pytensor.grad(log_density, graph.x, disconnected_inputs="ignore")
+        product = pytensor.grad((gradient * vector).sum(), graph.x, disconnected_inputs="ignore")
     return _compiler(model).function([log_density, gradient, product], [graph.x, vector])
 
 

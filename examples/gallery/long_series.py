@@ -2,9 +2,9 @@
 # # A long series: 10,000 latent values
 #
 # Counts of every hour, for more than a year, whose log rate wanders as a random walk. Each hour has
-# a latent value of its own, and all of them share one scale: 10,001 parameters. Neighbours depend on
-# each other, and distant hours only through those between them, so the precision of the posterior
-# has entries next to its diagonal and in the row of the scale, and nowhere else.
+# a latent value of its own, and all of them share one scale: 10,001 parameters. Neighbours depend
+# on each other, and distant hours only through those between them, so the precision of the
+# posterior has entries next to its diagonal and in the row of the scale, and nowhere else.
 
 # %%
 import matplotlib.pyplot as plt
@@ -50,7 +50,7 @@ for axis, shown in zip(axes, (slice(None), slice(4_000, 4_500)), strict=True):
     axis.plot(hour, middle[shown], linewidth=1, label="mean, and two standard deviations")
     axis.plot(hour, log_rate[shown], "k", linewidth=0.6, label="truth")
     axis.set(xlabel="hour", ylabel="log rate")
-axes[0].legend();  # fmt: skip
+_ = axes[0].legend()
 
 # %%
 within = np.mean(np.abs(log_rate - middle) < width)

@@ -59,7 +59,7 @@ print(f"{within:.1%} of the true values lie within two standard deviations")
 # %% [markdown]
 # One number deserves care: the scale. A Gaussian that holds 10,000 hours and their scale together
 # knows the scale given the hours, and its standard deviation is smaller than that of the marginal
-# posterior. The report sees it, by a large k-hat and by name.
+# posterior. The report sees that, by a large k-hat: read the curve, and not the width of the scale.
 
 # %%
 print(f"k-hat {report.khat:.2f}")

@@ -31,6 +31,7 @@ from pymc_ngvi.interface.inference import NGVI, fit_ngvi
 from pymc_ngvi.interface.registration import register, unregister
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import full_data
+from pymc_ngvi.model.sources import Parquet
 from pymc_ngvi.results import plots
 from pymc_ngvi.results.approximation import load
 from pymc_ngvi.results.bambi import bambi_results
@@ -54,6 +55,7 @@ __all__ = [
     "NGVIError",
     "NonFiniteError",
     "NonNegativeMean",
+    "Parquet",
     "ScheduleError",
     "Score",
     "SparseGaussian",

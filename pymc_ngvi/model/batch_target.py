@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
+from pymc_ngvi.model.executors import executor_for
+from pymc_ngvi.model.partitions import divide
+from pymc_ngvi.model.passes import Evaluate, Finite, LogDensity, OwnFunctions, Passes, Result, Work
 from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, ModelTarget, Reading
 
@@ -112,8 +115,10 @@ class BatchTarget(ModelTarget):
         if not self._rows_checked:
             self._row_terms.check_shapes(self.initial_point)
             if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
-                self._row_terms.check_all(self.initial_point, self._chunk_size)
+                for partition in self._over_all.partitions:
+                    self._row_terms.check_partition(self.initial_point, partition)
             self._rows_checked = True
+        self._over_all.prepare()
         # Finding out how to evaluate reads a batch, which must not be one of the fit's.
         assert self._richest_curvature
         self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
@@ -149,7 +154,11 @@ class BatchTarget(ModelTarget):
         self._batches.anchors += 1
         if all(np.isfinite(part).all() for part in parts):
             return Anchor(q, full)
-        self._row_terms.check_all(q.mean, self._chunk_size)
+        # The log density says in which partitions to look for a row that is impossible.
+        partitions, flags = self._over_all.partitions, self._pass(Finite(q.mean))
+        for partition, finite in zip(partitions, flags, strict=True):
+            if not finite:
+                self._row_terms.check_partition(q.mean, partition)
         return None
 
     def log_density(self, draws: Array) -> Array:
@@ -255,20 +264,24 @@ class BatchTarget(ModelTarget):
         return self._data.n_rows <= _FEW_ROWS
 
     def _full_log_density(self, draws: Array) -> Array:
-        draws = self._as_draws(draws)
-        return np.asarray(sum(self._functions.density(draws, rows) for rows in self._chunks()))
+        return self._pass(LogDensity(self._as_draws(draws)))
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
-        """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
-        draws = self._as_draws(draws)
-        parts = (self._evaluate(draws, curvature, rows) for rows in self._chunks())
-        total = next(parts)
-        for part in parts:
-            total.log_density[:] += part.log_density
-            total.gradient[:] += part.gradient
-            if total.hessian is not None and part.hessian is not None:
-                total.hessian[:] += part.hessian
-        return total
+        """Log density, gradient and Hessian at draws (n, d), of all the data."""
+        check_choice("curvature", curvature, CURVATURES)
+        if curvature != "none":
+            self._ensure_hessian()
+        return self._pass(Evaluate(self._as_draws(draws), curvature))
+
+    def _pass(self, work: Work[Result]) -> Result:
+        """Do a piece of work on all the data."""
+        self._batches.rows += self._data.n_rows
+        return self._over_all.run(work)
+
+    @cached_property
+    def _over_all(self) -> Passes:
+        functions = OwnFunctions(self._functions, lambda: self._functions.blueprint)
+        return Passes(divide(self._data, self._chunk_size), executor_for(self._data), functions)
 
     def _draw_rows(self) -> Data:
         """Draw one batch, as arguments of a compiled function."""
@@ -279,12 +292,6 @@ class BatchTarget(ModelTarget):
         self._batches.drawn += 1
         self._batches.rows += rows.count
         return rows
-
-    def _chunks(self) -> Iterator[Data]:
-        """Read all the data in chunks, as arguments of a compiled function."""
-        for rows in self._data.chunks(self._chunk_size):
-            self._batches.rows += rows.count
-            yield rows.arguments
 
     @property
     def _chunk_size(self) -> int:

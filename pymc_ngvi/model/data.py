@@ -40,6 +40,14 @@ class Feed:
             for source, array in zip(self.sources, self.loader.arrays.values(), strict=False)
         )
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes in the containers."""
+        return sum(
+            source.row_size * np.dtype(container.type.dtype).itemsize
+            for source, container in zip(self.loader.sources.values(), self.containers, strict=True)
+        )
+
     def fill(self, arrays: Sequence[np.ndarray]) -> None:
         """Set each container to its array of rows."""
         for container, array in zip(self.containers, self.cast(arrays), strict=True):
@@ -47,14 +55,27 @@ class Feed:
 
     def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return contiguous, writable arrays of the containers' types, for compiled functions."""
-        made = [
-            np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
-            for array, container in zip(arrays, self.containers, strict=True)
-        ]
-        for old, new, name in zip(arrays, made, self.loader.arrays, strict=True):
-            if new.dtype.kind in "iu" and old.dtype != new.dtype and (old != new).any():
-                raise OverflowError(f"{name} has integers too large for its container: {new.dtype}")
-        return made
+        types = [container.type.dtype for container in self.containers]
+        return cast(arrays, list(self.loader.arrays), types)
+
+
+def cast(
+    arrays: Sequence[np.ndarray], names: Sequence[str], dtypes: Sequence[str]
+) -> list[np.ndarray]:
+    """Return contiguous, writable arrays of given types, for compiled functions.
+
+    Raises
+    ------
+    OverflowError
+        Where an integer is too large for its type.
+    """
+    made = []
+    for array, name, dtype in zip(arrays, names, dtypes, strict=True):
+        new = np.require(array, dtype=dtype, requirements=["C", "W"])
+        if new.dtype.kind in "iu" and array.dtype != new.dtype and (array != new).any():
+            raise OverflowError(f"{name} has integers too large for its container: {dtype}")
+        made.append(new)
+    return made
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytensor
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
@@ -84,6 +85,18 @@ class Functions:
         self._name: str | None = None  # of the evaluator that works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
+        self._blueprint: FunctionsBlueprint | None = None
+
+    @property
+    def blueprint(self) -> FunctionsBlueprint:
+        """What the same functions are built from in another process."""
+        last = self._blueprint
+        if last is None or (last.route, last.name) != (self.route, self._name):
+            self._blueprint = FunctionsBlueprint(
+                self.graph, self.compiler, self._layout, self.route, self._name
+            )
+        assert self._blueprint is not None
+        return self._blueprint
 
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
@@ -212,6 +225,28 @@ class Functions:
                 self.looped_because = ""
                 return name
         return "looped"
+
+
+@dataclass(frozen=True)
+class FunctionsBlueprint:
+    """What :class:`Functions` are built from: graphs and words, nothing that is compiled.
+
+    How draws are evaluated was found where it was made, and is not looked for again.
+    """
+
+    graph: Graph
+    compiler: Compiler
+    layout: Layout
+    route: Route | None
+    name: str | None
+    float_type: str = field(default_factory=lambda: pytensor.config.floatX)
+
+    def build(self) -> Functions:
+        """Build the functions, each compiled at its first use."""
+        pytensor.config.floatX = self.float_type
+        functions = Functions(self.graph, self.compiler, self.layout)
+        functions.route, functions._name = self.route, self.name
+        return functions
 
 
 def _points_around(x: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from pymc_ngvi.arguments import check_count, told
 from pymc_ngvi.model.sources.base import Rows, check_rows
 from pymc_ngvi.model.sources.open import open_source
+
+if TYPE_CHECKING:
+    from pymc_ngvi.model.passes import Executor
 
 # Up to so many rows, one permutation gives all batches of a pass. With more, each batch is drawn by
 # itself: two of them seldom have a row in common, and a permutation would take as long to draw as
@@ -42,6 +45,9 @@ class Loader:
         other arrays, where reading single rows would take as long as reading all. The fit is right
         with any `block`, but noisier with long ones where neighbouring rows are alike, as in sorted
         data.
+    client : distributed.Client, optional
+        Of a dask cluster, whose workers then do all passes over the data: those of a fit, and those
+        of `sample` and `loo` after it. Batches are read here. See :doc:`/scale`.
 
     Attributes
     ----------
@@ -63,7 +69,12 @@ class Loader:
     """
 
     def __init__(
-        self, arrays: Mapping[str, Any], *, batch_size: int, block: int | None = None
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        batch_size: int,
+        block: int | None = None,
+        client: Any = None,
     ) -> None:
         if not isinstance(arrays, Mapping):
             raise TypeError(
@@ -92,6 +103,11 @@ class Loader:
         if self.block > self.batch_size:
             raise ValueError(f"block={block} is more than a batch of {batch_size} rows")
         self._random_rows = by_row and self.block == 1
+        self.executor: Executor | None = None
+        if client is not None:
+            from pymc_ngvi.model.cluster import Cluster
+
+            self.executor = Cluster(client)
         self.reseed(0)
 
     @property

@@ -21,6 +21,7 @@ from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.data import Feed, Rows
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatches import PER_ROW
+from pymc_ngvi.model.partitions import Partition
 from pymc_ngvi.model.terms import Term, Terms
 from pymc_ngvi.model.variables import as_tensor
 
@@ -88,13 +89,20 @@ class RowTerms:
             return f"{', '.join(own)} {PER_ROW}"
         return ""
 
-    def check_all(self, x: Array, size: int) -> None:
-        """Raise where one of all rows, read `size` at a time, is impossible."""
-        for rows in self._data.chunks(size):
-            self.check(x, rows)
+    def check_partition(self, x: Array, partition: Partition) -> None:
+        """Raise where a row of a partition, read here, is impossible."""
+        for rows in partition.chunks(partition.read()):
+            self.check(x, rows, partition.where)
 
-    def check(self, x: Array, rows: Rows) -> None:
+    def check(self, x: Array, rows: Rows, where: str = "") -> None:
         """Raise where one of these rows is impossible at x (d,) and around it.
+
+        Parameters
+        ----------
+        x : array, (d,)
+        rows : Rows
+        where : str
+            What else to say of their place.
 
         Raises
         ------
@@ -117,9 +125,9 @@ class RowTerms:
                 contents = ", ".join(f"{name} = {_shown(array[0])}" for name, array in shown)
                 raise ValueError(
                     f"{term.variable.name} is impossible in row {rows.numbers[term.feed][i]} of "
-                    f"the data, where {contents}: its log density is {value}, and is not finite at "
-                    f"{len(_DISTANCES)} other points either. Correct or remove the row, or choose "
-                    "a distribution that allows it"
+                    f"the data{where}, where {contents}: its log density is {value}, and is not "
+                    f"finite at {len(_DISTANCES)} other points either. Correct or remove the "
+                    "row, or choose a distribution that allows it"
                 )
 
     def _bisect(

@@ -82,7 +82,9 @@ class Source(ABC):
         return ""
 
 
-def check_rows(name: str, value: Any, numbers: Sequence[int] | NDArray[np.intp]) -> np.ndarray:
+def check_rows(
+    name: str, value: Any, numbers: Sequence[int] | NDArray[np.intp], where: str = ""
+) -> np.ndarray:
     """Return rows that were read as a plain array; raise where a value is missing.
 
     Parameters
@@ -93,6 +95,8 @@ def check_rows(name: str, value: Any, numbers: Sequence[int] | NDArray[np.intp])
         The rows, perhaps masked.
     numbers : sequence of int
         Their numbers.
+    where : str
+        What else to say of their place.
 
     Raises
     ------
@@ -102,13 +106,13 @@ def check_rows(name: str, value: Any, numbers: Sequence[int] | NDArray[np.intp])
     value = np.asanyarray(value)
     if np.ma.is_masked(value):
         row = numbers[first_row(np.ma.getmaskarray(value))]
-        raise ValueError(MASKED.format(f"{name} is masked in row {row}"))
+        raise ValueError(MASKED.format(f"{name} is masked in row {row}{where}"))
     value = np.asarray(value)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         bad = first_row(~np.isfinite(value))
         raise ValueError(
-            f"{name} is not finite in row {numbers[bad]}: {value[bad]}. Remove such rows, or "
-            "replace what is missing"
+            f"{name} is not finite in row {numbers[bad]}{where}: {value[bad]}. Remove such rows, "
+            "or replace what is missing"
         )
     return value
 

@@ -134,14 +134,13 @@ class ParquetColumns(Source):
     def read(self, rows: Rows) -> np.ndarray:
         """Read rows; the row groups that they are in stay in memory for a while."""
         if not isinstance(rows, slice):
-            parts = [self.read(slice(row, row + 1)) for row in map(int, rows)]
-            return np.concatenate(parts)
+            return _join([self.read(slice(row, row + 1)) for row in map(int, rows)])
         start, stop = rows.start, min(rows.stop, self.n_rows)
         parts = []
         for i in range(self._group_of(start), self._group_of(max(stop - 1, start)) + 1):
             group = self._table.groups[i]
             parts.append(self._read_group(i)[max(start - group.start, 0) : stop - group.start])
-        return np.concatenate(parts)
+        return _join(parts)
 
     def _read_group(self, i: int) -> np.ndarray:
         if i not in self._kept:
@@ -186,17 +185,16 @@ class InParquet(Piece):
         """Read the columns of the row group, and return some of its rows."""
         table = self.fragment.to_table(columns=list(self.columns), filter=self.filter)
         table = table.slice(self.start, None if self.stop is None else self.stop - self.start)
-        rows = np.empty((table.num_rows, len(self.columns)), self.dtype, order="C")
+        rows = np.empty((table.num_rows, len(self.columns)), self.dtype)
+        hidden = np.zeros(rows.shape, bool)
         for i, name in enumerate(self.columns):
             column = table.column(name)
             if column.null_count:
-                row = self.start + int(np.argmax(column.is_null().to_numpy()))
-                raise ValueError(
-                    f"the column {name!r} is null in row {row} of {self.fragment.path}, row groups "
-                    f"{[group.id for group in self.fragment.row_groups]}: filter such rows out, or "
-                    "fill them"
-                )
+                hidden[:, i] = column.is_null().to_numpy()
+                column = column.fill_null(False if self.dtype.kind == "b" else 0)
             rows[:, i] = column.to_numpy()
+        if hidden.any():
+            rows = np.ma.array(rows, mask=hidden)
         return rows if self.matrix else rows[:, 0]
 
 
@@ -208,7 +206,7 @@ class Joined(Piece):
 
     def read(self) -> np.ndarray:
         """Read all of them."""
-        return np.concatenate([piece.read() for piece in self.pieces])
+        return _join([piece.read() for piece in self.pieces])
 
 
 @dataclass(frozen=True)
@@ -260,6 +258,12 @@ def _open(files: Any) -> Any:
     ):
         raise TypeError(f"files must be Parquet files, got {told(files)}")
     return dataset
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    """Put rows one after the other, with the masks of nulls if there are any."""
+    masked = any(map(np.ma.isMaskedArray, parts))
+    return np.ma.concatenate(parts) if masked else np.concatenate(parts)  # type: ignore[no-untyped-call]
 
 
 def _is_of_folder(fragment: Any, name: str) -> bool:

@@ -62,7 +62,7 @@ class Feed:
 def cast(
     arrays: Sequence[np.ndarray], names: Sequence[str], dtypes: Sequence[str]
 ) -> list[np.ndarray]:
-    """Return contiguous, writable arrays of given types, for compiled functions.
+    """Return contiguous, aligned, writable arrays of given types, for compiled functions.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def cast(
     """
     made = []
     for array, name, dtype in zip(arrays, names, dtypes, strict=True):
-        new = np.require(array, dtype=dtype, requirements=["C", "W"])
+        new = np.require(array, dtype=dtype, requirements=["C", "W", "A"])
         if new.dtype.kind in "iu" and array.dtype != new.dtype and (array != new).any():
             raise OverflowError(f"{name} has integers too large for its container: {dtype}")
         made.append(new)

@@ -83,7 +83,7 @@ class Loader:
             )
         if not arrays:
             raise ValueError("a Loader needs an array for each data container it feeds")
-        self.sources = {name: open_source(name, array) for name, array in arrays.items()}
+        self.sources = {name: open_source(name, array, client) for name, array in arrays.items()}
         lengths = {name: source.n_rows for name, source in self.sources.items()}
         if len(set(lengths.values())) > 1:
             each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -176,5 +176,6 @@ class Loader:
     def _read(self, rows: Rows) -> list[np.ndarray]:
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return [
-            check_rows(name, source.read(rows), numbers) for name, source in self.sources.items()
+            check_rows(name, source.read(rows), source.outline, numbers)
+            for name, source in self.sources.items()
         ]

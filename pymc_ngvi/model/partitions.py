@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.model.data import Feed, ModelData, Rows, cast
 from pymc_ngvi.model.sources import Piece
-from pymc_ngvi.model.sources.base import check_rows
+from pymc_ngvi.model.sources.base import Outline, check_rows
 
 #: The rows of a partition in memory: for each feed, its arrays.
 Loaded = tuple[list[np.ndarray], ...]
@@ -29,6 +29,8 @@ class Share:
     ----------
     names, dtypes : tuple of str
         Of the arrays of the feed, and of the containers that they go to.
+    outlines : tuple of Outline
+        What a row of each array is like.
     start, stop : int
         Numbers of the rows. Where there are none, one is read and has a weight of zero: compiled
         functions take no empty arrays.
@@ -40,6 +42,7 @@ class Share:
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
+    outlines: tuple[Outline, ...]
     start: int
     stop: int
     n_rows: int
@@ -116,16 +119,18 @@ class Partition:
         loaded = []
         for share, arrays in zip(self.shares, values, strict=True):
             checked = [
-                check_rows(name, array, share.numbers, self.where)
-                for name, array in zip(share.names, arrays, strict=True)
+                check_rows(name, array, outline, share.numbers, self.where)
+                for name, array, outline in zip(share.names, arrays, share.outlines, strict=True)
             ]
-            for name, array in zip(share.names, checked, strict=True):
-                if len(array) != len(share.numbers):
-                    raise TypeError(
-                        f"{name} has {len(array)} rows{self.where} and not {len(share.numbers)}"
-                    )
-            loaded.append(cast(checked, share.names, share.dtypes))
-        return tuple(loaded)
+            loaded.append(checked)
+        return self.cast(loaded)
+
+    def cast(self, arrays: Sequence[list[np.ndarray]]) -> Loaded:
+        """Return arrays as compiled functions take them: those that have travelled may not be."""
+        return tuple(
+            cast(each, share.names, share.dtypes)
+            for share, each in zip(self.shares, arrays, strict=True)
+        )
 
     def chunks(self, loaded: Loaded) -> Iterator[Rows]:
         """Divide the rows into chunks that are evaluated one after the other."""
@@ -174,6 +179,7 @@ def divide(data: ModelData, size: int) -> list[Partition]:
             share = Share(
                 tuple(sources),
                 tuple(container.type.dtype for container in feed.containers),
+                tuple(source.outline for source in sources.values()),
                 cut[number],
                 cut[number + 1],
                 feed.loader.n_rows,

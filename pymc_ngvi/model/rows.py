@@ -57,8 +57,9 @@ class RowTerms:
                 feed = self._feed(term)
                 for n in (feed.loader.batch_size, max(feed.loader.batch_size // 2, 1)):
                     held = [len(container.get_value(borrow=True)) for container in feed.containers]
+                    rows = feed.cast(feed.loader.read(0, n))
                     try:
-                        self._evaluate(term, x, feed.cast(feed.loader.read(0, n)))
+                        self._evaluate(term, x, rows)
                     except (ValueError, TypeError, AssertionError, IndexError) as error:
                         reason = self._misfit(term, x, {feed.loader.batch_size, *held})
                         raise ValueError(

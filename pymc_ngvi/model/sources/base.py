@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,6 +18,14 @@ MASKED = (
     "{}, and a hidden value cannot be fitted: leave out such rows, or fill the array (`filled`, "
     "`dask.array.ma.filled`) with values that are meant"
 )
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Shape of a row, and type of its numbers."""
+
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 class Piece(ABC):
@@ -60,6 +69,11 @@ class Source(ABC):
         return self.shape[0]
 
     @property
+    def outline(self) -> Outline:
+        """What every row is like."""
+        return Outline(self.shape[1:], self.dtype)
+
+    @property
     def row_size(self) -> int:
         """How many numbers a row has."""
         return prod(self.shape[1:])
@@ -83,9 +97,13 @@ class Source(ABC):
 
 
 def check_rows(
-    name: str, value: Any, numbers: Sequence[int] | NDArray[np.intp], where: str = ""
+    name: str,
+    value: Any,
+    source: Outline,
+    numbers: Sequence[int] | NDArray[np.intp],
+    where: str = "",
 ) -> np.ndarray:
-    """Return rows that were read as a plain array; raise where a value is missing.
+    """Return rows that were read as a plain array; raise where they are not what was promised.
 
     Parameters
     ----------
@@ -93,6 +111,8 @@ def check_rows(
         Of what was read.
     value : array
         The rows, perhaps masked.
+    source : Outline
+        What the source has promised.
     numbers : sequence of int
         Their numbers.
     where : str
@@ -102,8 +122,16 @@ def check_rows(
     ------
     ValueError
         With the number of the first row that has a hidden value, or one that is not finite.
+    TypeError
+        Where the number of rows, the shape of a row or the type is another one.
     """
     value = np.asanyarray(value)
+    expected = (len(numbers), *source.row_shape)
+    if value.shape != expected or value.dtype != source.dtype:
+        raise TypeError(
+            f"{name} has the shape {value.shape} and the type {value.dtype}{where}, where "
+            f"{expected} and {source.dtype} were declared"
+        )
     if np.ma.is_masked(value):
         row = numbers[first_row(np.ma.getmaskarray(value))]
         raise ValueError(MASKED.format(f"{name} is masked in row {row}{where}"))

@@ -6,7 +6,7 @@ they are: what was persisted stays there, and what was lost with a worker is mad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,12 @@ class DaskSource(Source):
     ----------
     array : dask.array.Array
         With known sizes of its chunks.
+    client : distributed.Client, optional
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, client: Any = None) -> None:
         self.array = array
+        self._client = client
         self.shape = tuple(map(int, array.shape))
         self.dtype = np.dtype(array.dtype)
 
@@ -37,8 +39,8 @@ class DaskSource(Source):
         return [0, *map(int, np.cumsum(self.array.chunks[0]))]
 
     def read(self, rows: Rows) -> np.ndarray:
-        """Compute rows, by whatever scheduler is the default of dask."""
-        return np.asanyarray(self.array[rows].compute())
+        """Compute rows."""
+        return np.asanyarray(_compute([self.array[rows]], self._client)[0])
 
     def piece(self, start: int, stop: int) -> Piece:
         """Return the rows as a dask array."""
@@ -60,7 +62,7 @@ class Lazy(Piece):
         return client.compute(self.array)
 
 
-def dask_source(name: str, collection: Any) -> DaskSource:
+def dask_source(name: str, collection: Any, client: Any = None) -> DaskSource:
     """Return the source of an array, a dataframe or a series of dask.
 
     The partitions of a dataframe are looked at once, for their lengths, columns and types.
@@ -73,7 +75,7 @@ def dask_source(name: str, collection: Any) -> DaskSource:
         For an array without known sizes of its chunks.
     """
     if hasattr(collection, "map_partitions"):
-        return DaskSource(_array_of_frame(name, collection))
+        return DaskSource(_array_of_frame(name, collection, client), client)
     if not isinstance(collection, dask.array.Array):
         kind = type(collection).__name__
         raise TypeError(f"{name} is a {kind} of dask, not an array or a dataframe")
@@ -87,17 +89,17 @@ def dask_source(name: str, collection: Any) -> DaskSource:
     # Whether it hides anything is known only when all of it is computed.
     if np.ma.isMaskedArray(getattr(collection, "_meta", None)):
         raise TypeError(MASKED.format(f"{name} is a masked array"))
-    return DaskSource(collection)
+    return DaskSource(collection, client)
 
 
-def _array_of_frame(name: str, frame: Any) -> Any:
+def _array_of_frame(name: str, frame: Any, client: Any) -> Any:
     """Return the dask array of a dataframe or a series, all of one type of numbers."""
     declared = _describe(frame._meta)
     for column, dtype in declared.columns:
         if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
             where = f"{name}: the column {column!r}" if frame.ndim == 2 else name
             raise TypeError(f"{where} has the type {dtype}: a Loader reads real numbers only")
-    found = dask.compute(*map(dask.delayed(_describe), frame.to_delayed()))
+    found = _compute(list(map(dask.delayed(_describe), frame.to_delayed())), client)
     for i, part in enumerate(found):
         if part.columns != declared.columns and part.n_rows:
             difference = ", ".join(_differences(declared, part))
@@ -117,6 +119,13 @@ class _Outline:
 
     n_rows: int
     columns: tuple[tuple[Any, Any], ...]
+
+
+def _compute(collections: list[Any], client: Any) -> Sequence[Any]:
+    """Compute collections, by the client or by whatever scheduler is the default of dask."""
+    if client is None:
+        return dask.compute(*collections)
+    return client.gather(client.compute(collections))
 
 
 def _describe(frame: Any) -> _Outline:

@@ -11,7 +11,7 @@ from pymc_ngvi.model.sources.arrays import ArraySource, HDF5Source, MemorySource
 from pymc_ngvi.model.sources.base import MASKED, Source, first_row
 
 
-def open_source(name: str, array: Any) -> Source:
+def open_source(name: str, array: Any, client: Any = None) -> Source:
     """Return the source of the rows of an array.
 
     Parameters
@@ -21,6 +21,8 @@ def open_source(name: str, array: Any) -> Source:
     array : array or Source
         Of NumPy, zarr, h5py or dask, a dataframe of dask, columns of a
         :class:`~pymc_ngvi.model.sources.parquet.Parquet`, or anything with a shape and slices.
+    client : distributed.Client, optional
+        Computes what dask has to; by default its default scheduler does.
 
     Raises
     ------
@@ -32,7 +34,7 @@ def open_source(name: str, array: Any) -> Source:
     elif _package(array) in ("dask", "dask_expr"):
         from pymc_ngvi.model.sources.dask import dask_source
 
-        source = dask_source(name, array)
+        source = dask_source(name, array, client)
     else:
         array = _unmasked(name, array)
         _check_array(name, array)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
 from pymc_ngvi.model.executors import executor_for
-from pymc_ngvi.model.partitions import divide
+from pymc_ngvi.model.partitions import Partition, divide
 from pymc_ngvi.model.passes import Evaluate, Finite, LogDensity, OwnFunctions, Passes, Result, Work
 from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, ModelTarget, Reading
@@ -115,8 +118,7 @@ class BatchTarget(ModelTarget):
         if not self._rows_checked:
             self._row_terms.check_shapes(self.initial_point)
             if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
-                for partition in self._over_all.partitions:
-                    self._row_terms.check_partition(self.initial_point, partition)
+                self._check_rows(self.initial_point, self._over_all.partitions)
             self._rows_checked = True
         self._over_all.prepare()
         # Finding out how to evaluate reads a batch, which must not be one of the fit's.
@@ -155,11 +157,15 @@ class BatchTarget(ModelTarget):
         if all(np.isfinite(part).all() for part in parts):
             return Anchor(q, full)
         # The log density says in which partitions to look for a row that is impossible.
-        partitions, flags = self._over_all.partitions, self._pass(Finite(q.mean))
-        for partition, finite in zip(partitions, flags, strict=True):
-            if not finite:
-                self._row_terms.check_partition(q.mean, partition)
+        finite = self._pass(Finite(q.mean, self._chunk_size))
+        self._check_rows(q.mean, list(compress(self._over_all.partitions, map(not_, finite))))
         return None
+
+    def _check_rows(self, x: Array, partitions: Sequence[Partition]) -> None:
+        """Raise where a row of some partitions is impossible, at x (d,) and around it."""
+        for partition in partitions:
+            for rows in partition.chunks(partition.read(), self._chunk_size):
+                self._row_terms.check(x, rows, partition.where)
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), estimated from one batch for every few draws."""
@@ -264,14 +270,14 @@ class BatchTarget(ModelTarget):
         return self._data.n_rows <= _FEW_ROWS
 
     def _full_log_density(self, draws: Array) -> Array:
-        return self._pass(LogDensity(self._as_draws(draws)))
+        return self._pass(LogDensity(self._as_draws(draws), self._chunk_size))
 
     def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
         """Log density, gradient and Hessian at draws (n, d), of all the data."""
         check_choice("curvature", curvature, CURVATURES)
         if curvature != "none":
             self._ensure_hessian()
-        return self._pass(Evaluate(self._as_draws(draws), curvature))
+        return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size))
 
     def _pass(self, work: Work[Result]) -> Result:
         """Do a piece of work on all the data."""
@@ -281,7 +287,7 @@ class BatchTarget(ModelTarget):
     @cached_property
     def _over_all(self) -> Passes:
         functions = OwnFunctions(self._functions, lambda: self._functions.blueprint)
-        return Passes(divide(self._data, self._chunk_size), executor_for(self._data), functions)
+        return Passes(divide(self._data), executor_for(self._data), functions)
 
     def _draw_rows(self) -> Data:
         """Draw one batch, as arguments of a compiled function."""

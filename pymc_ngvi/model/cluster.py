@@ -158,7 +158,7 @@ def _read(partition: Partition, values: list[list[Any]]) -> Loaded:
 
 def _work(packed: Packed, work: Work[Result], partition: Partition, rows: Loaded) -> Result:
     """Do a piece of work on the rows of a partition."""
-    return WORKSHOP.run(packed, work, partition.chunks(partition.cast(rows)))
+    return WORKSHOP.run(packed, work, partition, partition.cast(rows))
 
 
 def _combine(work: Work[Result], parts: list[Result]) -> Result:

@@ -60,12 +60,10 @@ class OneMachine(Executor):
         threads: int,
     ) -> Result:
         if threads == 1:
-            return work.combine(work(functions.own, p.chunks(p.read())) for p in group)
+            return work.combine(work.on(p, p.read(), functions.own) for p in group)
         packed = functions.packed
         with ThreadPoolExecutor(threads, thread_name_prefix=f"ngvi-{work.name}") as pool:
-            return work.combine(
-                pool.map(lambda p: WORKSHOP.run(packed, work, p.chunks(p.read())), group)
-            )
+            return work.combine(pool.map(lambda p: WORKSHOP.run(packed, work, p, p.read()), group))
 
 
 def executor_for(data: ModelData) -> Executor:

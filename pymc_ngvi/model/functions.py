@@ -85,18 +85,11 @@ class Functions:
         self._name: str | None = None  # of the evaluator that works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
-        self._blueprint: FunctionsBlueprint | None = None
 
     @property
     def blueprint(self) -> FunctionsBlueprint:
         """What the same functions are built from in another process."""
-        last = self._blueprint
-        if last is None or (last.route, last.name) != (self.route, self._name):
-            self._blueprint = FunctionsBlueprint(
-                self.graph, self.compiler, self._layout, self.route, self._name
-            )
-        assert self._blueprint is not None
-        return self._blueprint
+        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, self._name)
 
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).

@@ -17,6 +17,9 @@ from pymc_ngvi.model.data import Feed, ModelData, Rows, cast
 from pymc_ngvi.model.sources import Piece
 from pymc_ngvi.model.sources.base import Outline, check_rows
 
+# Numbers and rows in a partition of data that are not stored in pieces.
+_NUMBERS, _MOST_ROWS = 2**22, 2**16
+
 #: The rows of a partition in memory: for each feed, its arrays.
 Loaded = tuple[list[np.ndarray], ...]
 
@@ -70,8 +73,6 @@ class Partition:
         Which one it is, and how many there are.
     shares : tuple of Share
         One for each feed.
-    chunk : int
-        Number of rows of a feed that are evaluated together, at most.
     label : str
         Where the rows are stored.
     pieces : tuple of tuple of Piece
@@ -81,7 +82,6 @@ class Partition:
     number: int
     of: int
     shares: tuple[Share, ...]
-    chunk: int
     label: str = ""
     pieces: tuple[tuple[Piece, ...], ...] = field(default=(), repr=False)
 
@@ -132,9 +132,11 @@ class Partition:
             for share, each in zip(self.shares, arrays, strict=True)
         )
 
-    def chunks(self, loaded: Loaded) -> Iterator[Rows]:
-        """Divide the rows into chunks that are evaluated one after the other."""
-        n = max(max(-(-(s.stop - s.start) // self.chunk) for s in self.shares), 1)
+    def chunks(self, loaded: Loaded, size: int) -> Iterator[Rows]:
+        """Divide the rows into chunks of at most `size` rows of a feed."""
+        if not self.shares:  # the model holds all its data
+            yield Rows(0, 1.0, (), ())
+        n = max((-(-(share.stop - share.start) // size) for share in self.shares), default=0) or 1
         for i, parts in enumerate(zip(*(share.parts(n) for share in self.shares), strict=True)):
             arrays, numbers = [], []
             for share, part, whole in zip(self.shares, parts, loaded, strict=True):
@@ -152,21 +154,16 @@ class Partition:
             )
 
 
-def divide(data: ModelData, size: int) -> list[Partition]:
+def divide(data: ModelData) -> list[Partition]:
     """Divide all the data into partitions.
 
     Data that are stored in pieces are divided where their pieces begin, small ones taken together;
-    all others into chunks. With several feeds, that of most partitions decides, and the others are
-    divided into as many.
-
-    Parameters
-    ----------
-    data : ModelData
-    size : int
-        Number of rows of a feed that are evaluated together, at most.
+    all others into partitions of 30 MB. With several feeds, that of most partitions decides, and
+    the others are divided into as many. Without any there is one partition, of no rows.
     """
+    size = min(max(_NUMBERS // max(data.row_size, 1), 1), _MOST_ROWS)
     cuts = [_cuts(feed, size) for feed in data.feeds]
-    n = max(map(len, cuts)) - 1
+    n = max(map(len, cuts), default=2) - 1
     for i, feed in enumerate(data.feeds):
         if len(cuts[i]) - 1 < n:
             rows = feed.loader.n_rows
@@ -189,7 +186,7 @@ def divide(data: ModelData, size: int) -> list[Partition]:
             shares.append(share)
             pieces.append(tuple(source.piece(read.start, read.stop) for source in sources.values()))
             label = label or next(filter(None, (s.label(read.start) for s in sources.values())), "")
-        partitions.append(Partition(number, n, tuple(shares), size, label, tuple(pieces)))
+        partitions.append(Partition(number, n, tuple(shares), label, tuple(pieces)))
     return partitions
 
 

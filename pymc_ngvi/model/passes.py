@@ -20,7 +20,7 @@ import numpy as np
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
-from pymc_ngvi.model.partitions import Partition
+from pymc_ngvi.model.partitions import Loaded, Partition
 
 # Partitions whose results are added up where they are, before anything travels.
 _GROUP = 16
@@ -44,9 +44,16 @@ class Work(ABC, Generic[Result]):
     ----------
     name : str
         What a dashboard calls it.
+    chunk : int
+        Number of rows of a feed that are evaluated together, at most.
     """
 
     name: ClassVar[str]
+    chunk: int
+
+    def on(self, partition: Partition, loaded: Loaded, functions: Any) -> Result:
+        """Compute it on one partition."""
+        return self(functions, partition.chunks(loaded, self.chunk))
 
     @abstractmethod
     def __call__(self, functions: Any, chunks: Iterator[Rows]) -> Result:
@@ -65,6 +72,7 @@ class Evaluate(Work[Evaluation]):
     ----------
     draws : array, (n, d)
     curvature : str
+    chunk : int
     mean : bool
         Whether the mean of the Hessians is asked for, and not each of them.
     """
@@ -72,6 +80,7 @@ class Evaluate(Work[Evaluation]):
     name = "derivatives"
     draws: Array
     curvature: str
+    chunk: int
     mean: bool = False
 
     def __call__(self, functions: Any, chunks: Iterator[Rows]) -> Evaluation:
@@ -99,6 +108,7 @@ class LogDensity(Work[Array]):
 
     name = "log-densities"
     draws: Array
+    chunk: int
 
     def __call__(self, functions: Any, chunks: Iterator[Rows]) -> Array:
         """Sum over chunks."""
@@ -106,11 +116,7 @@ class LogDensity(Work[Array]):
 
     def combine(self, results: Iterable[Array]) -> Array:
         """Sum."""
-        parts = iter(results)
-        total = next(parts).copy()
-        for part in parts:
-            total += part
-        return total
+        return sum_in_order(results)
 
 
 @dataclass(frozen=True)
@@ -119,14 +125,25 @@ class Finite(Work[list[bool]]):
 
     name = "bad-rows"
     x: Array
+    chunk: int
 
     def __call__(self, functions: Any, chunks: Iterator[Rows]) -> list[bool]:
         """Evaluate all chunks."""
-        return [bool(np.isfinite(LogDensity(self.x[np.newaxis])(functions, chunks)).all())]
+        value = LogDensity(self.x[np.newaxis], self.chunk)(functions, chunks)
+        return [bool(np.isfinite(value).all())]
 
     def combine(self, results: Iterable[list[bool]]) -> list[bool]:
         """List the partitions."""
         return [finite for part in results for finite in part]
+
+
+def sum_in_order(parts: Iterable[Array]) -> Array:
+    """Add up arrays one by one, as rounding depends on the order."""
+    rest = iter(parts)
+    total = next(rest).copy()
+    for part in rest:
+        total += part
+    return total
 
 
 @dataclass(frozen=True)
@@ -154,14 +171,16 @@ class Workshop:
         self._free: dict[str, list[tuple[Any, set[str]]]] = {}
         self._lock = threading.RLock()
 
-    def run(self, packed: Packed, work: Work[Result], chunks: Iterator[Rows]) -> Result:
+    def run(
+        self, packed: Packed, work: Work[Result], partition: Partition, loaded: Loaded
+    ) -> Result:
         """Do a piece of work with functions that no other thread uses."""
         functions, known = self._take(packed)
         try:
             if work.name in known:
-                return work(functions, chunks)
+                return work.on(partition, loaded, functions)
             with self._lock:  # the first time builds what it needs
-                result = work(functions, chunks)
+                result = work.on(partition, loaded, functions)
             known.add(work.name)
             return result
         finally:
@@ -201,29 +220,25 @@ class Executor(ABC):
         """Begin with what all passes over these partitions need, without waiting for it."""
 
 
+@dataclass(frozen=True)
 class OwnFunctions:
     """The functions of this process, and what others build theirs from.
 
-    Parameters
+    Attributes
     ----------
     own : object
         What a :class:`Work` takes.
     blueprint : callable
-        Returns what it is built from: the same object as long as that does not change.
+        Returns what it is built from, with the data that the model holds now.
     """
 
-    def __init__(self, own: Any, blueprint: Callable[[], Blueprint]) -> None:
-        self.own = own
-        self._blueprint = blueprint
-        self._last: tuple[Blueprint, Packed] | None = None
+    own: Any
+    blueprint: Callable[[], Blueprint]
 
     @property
     def packed(self) -> Packed:
-        """The blueprint, pickled."""
-        blueprint = self._blueprint()
-        if self._last is None or self._last[0] is not blueprint:
-            self._last = blueprint, Packed.of(blueprint)
-        return self._last[1]
+        """The blueprint, pickled: the same if nothing has changed."""
+        return Packed.of(self.blueprint())
 
 
 class Passes:

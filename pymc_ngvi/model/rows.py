@@ -21,7 +21,6 @@ from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.data import Feed, Rows
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatches import PER_ROW
-from pymc_ngvi.model.partitions import Partition
 from pymc_ngvi.model.terms import Term, Terms
 from pymc_ngvi.model.variables import as_tensor
 
@@ -89,11 +88,6 @@ class RowTerms:
         if own:
             return f"{', '.join(own)} {PER_ROW}"
         return ""
-
-    def check_partition(self, x: Array, partition: Partition) -> None:
-        """Raise where a row of a partition, read here, is impossible."""
-        for rows in partition.chunks(partition.read()):
-            self.check(x, rows, partition.where)
 
     def check(self, x: Array, rows: Rows, where: str = "") -> None:
         """Raise where one of these rows is impossible at x (d,) and around it.

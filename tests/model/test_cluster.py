@@ -46,7 +46,7 @@ def client():
 @pytest.fixture(autouse=True, scope="module")
 def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pymc_ngvi.model.batch_target._LARGEST_CHUNK", 150)
+        patch.setattr("pymc_ngvi.model.partitions._MOST_ROWS", 150)
         yield
 
 
@@ -111,7 +111,7 @@ def test_rows_that_do_not_fit_in_memory_are_read_in_each_pass(logistic, far, mon
 
 def test_functions_are_built_once_a_worker(client, far):
     for _ in range(3):
-        far._pass(LogDensity(np.zeros((1, 3))))
+        far._pass(LogDensity(np.zeros((1, 3)), 100))
     built = client.run(_count_built, far._over_all._functions.packed.key)
     assert max(built.values()) == 1
 

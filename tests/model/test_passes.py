@@ -62,7 +62,7 @@ def same(one, other):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Make partitions of 500 rows at most, so that there are several groups of them."""
-    monkeypatch.setattr("pymc_ngvi.model.batch_target._LARGEST_CHUNK", 150)
+    monkeypatch.setattr("pymc_ngvi.model.partitions._MOST_ROWS", 150)
 
 
 def test_partitions_add_up_to_all_the_data(small_chunks):
@@ -81,7 +81,7 @@ def test_partitions_add_up_to_all_the_data(small_chunks):
 
 
 def test_small_pieces_are_taken_together_and_large_ones_left_whole(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.model.batch_target._LARGEST_CHUNK", 1000)
+    monkeypatch.setattr("pymc_ngvi.model.partitions._MOST_ROWS", 1000)
     chunks = ((300, 300, 300, 300, 2500, 300),)
     dask = pytest.importorskip("dask.array")
     data = {
@@ -90,7 +90,7 @@ def test_small_pieces_are_taken_together_and_large_ones_left_whole(monkeypatch):
     }
     _, target = evaluated(ngvi.Loader(data, batch_size=100))
     assert [p.count for p in target._over_all.partitions] == [900, 300, 2500, 300]
-    rows = [p.chunks(p.read()) for p in target._over_all.partitions]
+    rows = [p.chunks(p.read(), 1000) for p in target._over_all.partitions]
     assert [[chunk.count for chunk in part] for part in rows][2] == [833, 833, 834]
 
 
@@ -102,7 +102,7 @@ def test_threads_give_the_same_bits(small_chunks, monkeypatch):
     together, target = evaluated(loader)
     assert len(chosen) == 2
     same(alone, together)
-    work = LogDensity(np.zeros((1, 3)))
+    work = LogDensity(np.zeros((1, 3)), 100)
     assert target._pass(work) == target._pass(work)
 
 

@@ -165,30 +165,6 @@ class ModelData:
         numbers = tuple(feed.loader.drawn for feed in self.feeds)
         return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays, numbers)
 
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """Read all the data, at most `size` rows of each feed at a time.
-
-        Every feed is divided into the same number of chunks. Where a feed has fewer rows than there
-        are chunks, some chunks hold one row of it with a weight of zero.
-        """
-        n_chunks = max((-(-feed.loader.n_rows // size) for feed in self.feeds), default=1)
-        for i in range(n_chunks):
-            count, weights, arrays, numbers = 0, [], [], []
-            for feed in self.feeds:
-                n = feed.loader.n_rows
-                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
-                numbers.append(range(start, max(stop, start + 1)))
-                arrays.append(feed.cast(feed.loader.read(start, max(stop, start + 1))))
-                weights.append((stop - start) / n)
-                count += stop - start
-            outside = 1.0 if i == 0 else 0.0
-            yield Rows(count, outside, tuple(weights), tuple(arrays), tuple(numbers))
-
-    def fill(self, rows: Rows) -> None:
-        """Set the containers of every feed to its rows."""
-        for feed, arrays in zip(self.feeds, rows.arrays, strict=True):
-            feed.fill(arrays)
-
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """Give the containers back, at the end, what they held at the beginning."""

@@ -39,7 +39,7 @@ class OneMachine(Executor):
             begin = time.perf_counter()
             yield self._run_group(work, group, functions, threads)
             # The first time builds functions, which says nothing about the others.
-            if (work.name, threads) in self._warm:
+            if rows and (work.name, threads) in self._warm:
                 self._rates[threads] = rows / max(time.perf_counter() - begin, 1e-9)
             self._warm.add((work.name, threads))
             left -= rows

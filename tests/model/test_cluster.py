@@ -91,6 +91,13 @@ def test_the_same_fit_as_on_one_process(client):
     np.testing.assert_array_equal(alone.gaussian.covariance, far.gaussian.covariance)
     assert alone.report.elbo == far.report.elbo
     assert alone.report.anchors == far.report.anchors > 0
+    near, away = (ngvi.loo(approx, draws=100, random_seed=1) for approx in (alone, far))
+    assert near.n_data_points == len(X)
+    np.testing.assert_array_equal(near.pareto_k, away.pareto_k)
+    log_p = far.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
+    np.testing.assert_array_equal(
+        log_p, alone.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
+    )
 
 
 @pytest.mark.parametrize("persisted", [False, True])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import compress
-from operator import not_
 from typing import Any
 
 import numpy as np
@@ -18,15 +14,10 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
-from pymc_ngvi.model.executors import executor_for
-from pymc_ngvi.model.partitions import Partition, divide
-from pymc_ngvi.model.passes import Evaluate, Finite, LogDensity, OwnFunctions, Passes, Result, Work
-from pymc_ngvi.model.rows import RowTerms
-from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, ModelTarget, Reading
+from pymc_ngvi.model.loaded_target import LoadedTarget
+from pymc_ngvi.model.passes import LogDensity, Result, Work
+from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, Reading
 
-# Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
-_CHUNK_NUMBERS = 2**22
-_LARGEST_CHUNK = 2**16
 # Draws evaluated together. Each has a batch of its own, so this is how many are held in memory.
 _DRAWS_AT_A_TIME = 32
 #: Number of draws that share a batch where only log densities are asked for.
@@ -35,8 +26,6 @@ DRAWS_A_BATCH = 25
 _NOISE_BATCHES = 10
 # Up to so many rows, the log density of all the data is computed and not estimated.
 _FEW_ROWS = 20_000
-# Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
-_ROWS_CHECKED = 2**16
 # Numbers kept of evaluations at the anchor, so that they need not be repeated.
 _KEPT_NUMBERS = 2**23
 
@@ -65,7 +54,7 @@ class Batches:
         self.anchor, self.kept = anchor, {}
 
 
-class BatchTarget(ModelTarget):
+class BatchTarget(LoadedTarget):
     """A compiled model of which every evaluation of a draw sees a batch of its own.
 
     Without an anchor the batches are plain. With one they are control variates: see
@@ -81,9 +70,6 @@ class BatchTarget(ModelTarget):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        _, terms, *_ = args
-        self._row_terms = RowTerms(terms, self.layout)
-        self._rows_checked = False
         self._batches = Batches(controlled=True, seed=0)
         self._data.reseed(0)
 
@@ -115,12 +101,7 @@ class BatchTarget(ModelTarget):
         evaluated at any number of rows, or a row in memory is impossible. Rows on disk, and those
         of large data, are looked at where a log density that has read them is not finite.
         """
-        if not self._rows_checked:
-            self._row_terms.check_shapes(self.initial_point)
-            if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
-                self._check_rows(self.initial_point, self._over_all.partitions)
-            self._rows_checked = True
-        self._over_all.prepare()
+        self._check_data()
         # Finding out how to evaluate reads a batch, which must not be one of the fit's.
         assert self._richest_curvature
         self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
@@ -156,16 +137,8 @@ class BatchTarget(ModelTarget):
         self._batches.anchors += 1
         if all(np.isfinite(part).all() for part in parts):
             return Anchor(q, full)
-        # The log density says in which partitions to look for a row that is impossible.
-        finite = self._pass(Finite(q.mean, self._chunk_size))
-        self._check_rows(q.mean, list(compress(self._over_all.partitions, map(not_, finite))))
+        self._look_for_bad_rows(q.mean)
         return None
-
-    def _check_rows(self, x: Array, partitions: Sequence[Partition]) -> None:
-        """Raise where a row of some partitions is impossible, at x (d,) and around it."""
-        for partition in partitions:
-            for rows in partition.chunks(partition.read(), self._chunk_size):
-                self._row_terms.check(x, rows, partition.where)
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), estimated from one batch for every few draws."""
@@ -272,22 +245,10 @@ class BatchTarget(ModelTarget):
     def _full_log_density(self, draws: Array) -> Array:
         return self._pass(LogDensity(self._as_draws(draws), self._chunk_size))
 
-    def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
-        """Log density, gradient and Hessian at draws (n, d), of all the data."""
-        check_choice("curvature", curvature, CURVATURES)
-        if curvature != "none":
-            self._ensure_hessian()
-        return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size))
-
     def _pass(self, work: Work[Result]) -> Result:
-        """Do a piece of work on all the data."""
+        """Do a piece of work on all the data, and count their rows."""
         self._batches.rows += self._data.n_rows
-        return self._over_all.run(work)
-
-    @cached_property
-    def _over_all(self) -> Passes:
-        functions = OwnFunctions(self._functions, lambda: self._functions.blueprint)
-        return Passes(divide(self._data), executor_for(self._data), functions)
+        return super()._pass(work)
 
     def _draw_rows(self) -> Data:
         """Draw one batch, as arguments of a compiled function."""
@@ -298,9 +259,3 @@ class BatchTarget(ModelTarget):
         self._batches.drawn += 1
         self._batches.rows += rows.count
         return rows
-
-    @property
-    def _chunk_size(self) -> int:
-        """Number of rows of a chunk, at most."""
-        numbers = max(self.dim, self._data.row_size)
-        return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)

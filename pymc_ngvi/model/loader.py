@@ -37,8 +37,9 @@ class Loader:
         of dask; and columns of :class:`.Parquet` files. Row i of one array belongs to row i of the
         others. Of a pandas object give ``.to_numpy()``. Values hidden by a mask are refused: leave
         out their rows, or fill them.
-    batch_size : int
-        Number of rows in a batch.
+    batch_size : int, optional
+        Number of rows in a batch. None reads no batches: every evaluation of the log density passes
+        over all the data, and the fit is that of a model that holds them.
     block : int, optional
         Number of consecutive rows that are read together. A batch consists of blocks that start at
         random rows. The default is 1 for NumPy arrays and memory maps, and the whole batch for
@@ -53,6 +54,8 @@ class Loader:
     ----------
     n_rows : int
         Number of rows of each array.
+    in_batches : bool
+        Whether the rows are read in batches, of `batch_size` rows.
     in_memory : bool
         Whether all arrays are NumPy's own.
     drawn : array
@@ -72,7 +75,7 @@ class Loader:
         self,
         arrays: Mapping[str, Any],
         *,
-        batch_size: int,
+        batch_size: int | None,
         block: int | None = None,
         client: Any = None,
     ) -> None:
@@ -90,7 +93,10 @@ class Loader:
             raise ValueError(f"arrays of different lengths cannot share their batches: {each} rows")
         self.arrays = dict(arrays)
         self.n_rows = next(iter(lengths.values()))
-        self.batch_size = check_count("batch_size", batch_size)
+        self.in_batches = batch_size is not None
+        self.batch_size = (
+            self.n_rows if batch_size is None else check_count("batch_size", batch_size)
+        )
         if self.batch_size > self.n_rows:
             raise ValueError(
                 f"batch_size={batch_size} is more than the {self.n_rows} rows of "
@@ -116,10 +122,10 @@ class Loader:
         return sum(source.row_size for source in self.sources.values())
 
     def __repr__(self) -> str:
-        return (
-            f"Loader({', '.join(self.arrays)}: {self.n_rows} rows, batch_size={self.batch_size}, "
-            f"block={self.block})"
-        )
+        what = f"{', '.join(self.arrays)}: {self.n_rows} rows"
+        if not self.in_batches:
+            return f"Loader({what}, batch_size=None)"
+        return f"Loader({what}, batch_size={self.batch_size}, block={self.block})"
 
     def reseed(self, seed: int) -> None:
         """Restart the sequence of batches from `seed`."""

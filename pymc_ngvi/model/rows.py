@@ -21,7 +21,7 @@ from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.data import Feed, Rows
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatches import PER_ROW
-from pymc_ngvi.model.terms import Term, Terms
+from pymc_ngvi.model.terms import MOST_TRIED, Term, Terms
 from pymc_ngvi.model.variables import as_tensor
 
 # A row is impossible if it is so at a point and at points around it, at these distances on the
@@ -54,13 +54,14 @@ class RowTerms:
         with self._data.restoring():
             for term in self._terms:
                 feed = self._feed(term)
-                for n in (feed.loader.batch_size, max(feed.loader.batch_size // 2, 1)):
+                most = min(feed.loader.batch_size, MOST_TRIED)
+                for n in (most, max(most // 2, 1)):
                     held = [len(container.get_value(borrow=True)) for container in feed.containers]
                     rows = feed.cast(feed.loader.read(0, n))
                     try:
                         self._evaluate(term, x, rows)
                     except (ValueError, TypeError, AssertionError, IndexError) as error:
-                        reason = self._misfit(term, x, {feed.loader.batch_size, *held})
+                        reason = self._misfit(term, x, {most, *held})
                         raise ValueError(
                             f"{term.variable.name} cannot be evaluated at {n} rows of "
                             f"{', '.join(feed.loader.arrays)}: {reason or first_line(error)}"

@@ -35,6 +35,8 @@ from pymc_ngvi.model.variables import as_tensor
 
 # Number of points at which a potential is tried, to tell a sum over rows from a mean.
 _PROBES = 5
+#: Rows of data at which a term is tried, at most.
+MOST_TRIED = 10_000
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,9 @@ class Terms:
                     np.asarray(point[v.name] + 0.1 + 0.1 * shift, dtype=v.dtype)
                     for v, shift in zip(inputs, shifts, strict=True)
                 ]
-                start = i * (loader.n_rows - loader.batch_size) // (_PROBES - 1)
-                rows = loader.read(start, start + loader.batch_size)
+                size = min(loader.batch_size, MOST_TRIED)
+                start = i * (loader.n_rows - size) // (_PROBES - 1)
+                rows = loader.read(start, start + size)
                 feed.fill(rows)
                 once = function(*values)
                 feed.fill([np.concatenate([array, array]) for array in rows])
@@ -246,6 +249,8 @@ class Terms:
             if term.feed is None or term.averages:
                 continue
             loader = self.data.feeds[term.feed].loader
+            if not loader.in_batches and term.total is None:
+                continue  # a sum over all rows
             name, rows, size = term.variable.name, loader.n_rows, loader.batch_size
             if term.total is None and term.observed:
                 warn(

@@ -61,10 +61,10 @@ def logistic():
 def far(logistic, client):
     """Return the same target with passes on the cluster, which has seen nothing of it."""
     target, _ = logistic
-    passes = target._over_all
-    target._over_all = Passes(passes.partitions, Cluster(client), passes._functions)
+    passes = target.passes_over_data
+    target.passes_over_data = Passes(passes.partitions, Cluster(client), passes._functions)
     yield target
-    target._over_all = passes
+    target.passes_over_data = passes
 
 
 def everything(target):
@@ -113,13 +113,13 @@ def test_partitions_of_dask_are_used_where_they_are(client, persisted):
 def test_rows_that_do_not_fit_in_memory_are_read_in_each_pass(logistic, far, monkeypatch):
     monkeypatch.setattr("pymc_ngvi.model.cluster._SHARE", 0.0)
     same(logistic[1], everything(far))
-    assert not far._over_all._executor._kept
+    assert not far.passes_over_data._executor._kept
 
 
 def test_functions_are_built_once_a_worker(client, far):
     for _ in range(3):
         far._pass(LogDensity(np.zeros((1, 3)), 100))
-    built = client.run(_count_built, far._over_all._functions.packed.key)
+    built = client.run(_count_built, far.passes_over_data._functions.packed.key)
     assert max(built.values()) == 1
 
 
@@ -196,7 +196,7 @@ def test_an_interrupt_cancels_what_was_submitted(client, far):
         if rows:
             raise KeyboardInterrupt
 
-    far._over_all.watch = stop
+    far.passes_over_data.watch = stop
     with pytest.raises(KeyboardInterrupt):
         everything(far)
     deadline = time.monotonic() + 10

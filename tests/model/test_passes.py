@@ -69,7 +69,7 @@ def test_partitions_add_up_to_all_the_data(small_chunks):
     """The sum is that of one chunk, to rounding."""
     loader = ngvi.Loader({"x": X, "y": Y["logistic"]}, batch_size=100)
     found, target = evaluated(loader)
-    assert len(target._over_all.partitions) == 27
+    assert len(target.passes_over_data.partitions) == 27
     with pm.Model():
         slopes = pm.Normal("slopes", 0, 2, shape=3)
         pm.Bernoulli("obs", logit_p=X @ slopes, observed=Y["logistic"])
@@ -89,8 +89,8 @@ def test_small_pieces_are_taken_together_and_large_ones_left_whole(monkeypatch):
         "y": dask.from_array(Y["logistic"], chunks=1234),
     }
     _, target = evaluated(ngvi.Loader(data, batch_size=100))
-    assert [p.count for p in target._over_all.partitions] == [900, 300, 2500, 300]
-    rows = [p.chunks(p.read(), 1000) for p in target._over_all.partitions]
+    assert [p.count for p in target.passes_over_data.partitions] == [900, 300, 2500, 300]
+    rows = [p.chunks(p.read(), 1000) for p in target.passes_over_data.partitions]
     assert [[chunk.count for chunk in part] for part in rows][2] == [833, 833, 834]
 
 
@@ -103,7 +103,10 @@ def test_threads_give_the_same_bits(small_chunks, monkeypatch):
     assert len(chosen) == 2
     same(alone, together)
     work = LogDensity(np.zeros((1, 3)), 100)
+    seen = []
+    target.watch(lambda *told: seen.append(told))
     assert target._pass(work) == target._pass(work)
+    assert seen[:3] == [("log-densities", rows, N) for rows in (0, 2370, N)]
 
 
 def test_threads_are_used_where_they_are_faster():
@@ -126,3 +129,47 @@ def test_an_impossible_row_is_named_with_its_partition(small_chunks):
     data = {"x": dask.from_array(X, chunks=500), "y": dask.from_array(y, chunks=500)}
     with pytest.raises(ValueError, match=r"obs is impossible in row 2345 .*\(partition 4 of 8\)"):
         fit(build("logistic"), loader=ngvi.Loader(data, batch_size=40))
+
+
+def test_a_fit_without_batches_is_that_of_all_the_data(small_chunks):
+    """The same seed gives the same fit, up to the rounding of the sums."""
+    with pm.Model() as model:
+        slopes = pm.Normal("slopes", 0, 2, shape=3)
+        pm.Bernoulli("obs", logit_p=X @ slopes, observed=Y["logistic"])
+    expected = fit(model, accuracy=0.1)
+    loader = ngvi.Loader({"x": X, "y": Y["logistic"]}, batch_size=None)
+    found = fit(build("logistic"), loader=loader, accuracy=0.1)
+    np.testing.assert_allclose(found.gaussian.mean, expected.gaussian.mean, rtol=1e-7)
+    np.testing.assert_allclose(found.gaussian.covariance, expected.gaussian.covariance, rtol=1e-7)
+    assert found.report.elbo == pytest.approx(expected.report.elbo, rel=1e-9)
+    assert found.report.evaluations == expected.report.evaluations
+    drawn = (
+        approx.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
+        for approx in (found, expected)
+    )
+    np.testing.assert_allclose(*drawn, rtol=1e-9)
+
+
+def test_a_sum_over_all_rows_needs_no_total_size():
+    loader = ngvi.Loader({"x": X, "y": Y["poisson"]}, batch_size=None)
+    assert repr(loader) == "Loader(x, y: 4000 rows, batch_size=None)"
+    values = []
+    for total in ({}, {"total_size": N}):
+        with pm.Model() as model:
+            x, y = pm.Data("x", X[:2]), pm.Data("y", Y["poisson"][:2])
+            slopes = pm.Normal("slopes", 0, 2, shape=3)
+            pm.Poisson("obs", pm.math.exp(x @ slopes), observed=y, **total)
+        target = compile_target(model, backend="interpreted", loader=loader)
+        values.append(target.log_density(np.full((1, 3), 0.1)))
+    np.testing.assert_allclose(*values, rtol=1e-12)
+
+
+def test_all_or_no_data_are_read_in_batches():
+    with pm.Model() as model:
+        y = pm.Data("y", Y["poisson"][:2])
+        rate = pm.Exponential("rate", 1)
+        pm.Poisson("obs", rate, observed=y)
+        batch = pm.Minibatch(Y["logistic"], batch_size=10)
+        pm.Poisson("others", rate, observed=batch, total_size=N)
+    with pytest.raises(ValueError, match="give the Loader a batch_size"):
+        compile_target(model, loader=ngvi.Loader({"y": Y["poisson"]}, batch_size=None))

@@ -40,8 +40,8 @@ COLUMNS = (
     "fit_seconds",
     "nuts_seconds",
 )
-#: How every client is fitted: interpreted, because compiling would be most of the time.
-FIT: dict[str, Any] = {"random_seed": 1, "backend": "interpreted", "progressbar": False}
+#: How every client is fitted.
+FIT: dict[str, Any] = {"random_seed": 1, "progressbar": False}
 #: How NUTS samples, unless a client says otherwise.
 NUTS: dict[str, Any] = {
     "draws": 1000,

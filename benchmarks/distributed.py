@@ -302,4 +302,6 @@ def main(given: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Arrow's own allocator reserves a gigabyte, which counts against the limit of the client.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     main()

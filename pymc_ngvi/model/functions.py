@@ -14,28 +14,22 @@ from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped
+from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped, RowSums
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.hessian import (
     Evaluate,
     HessianFallbackWarning,
     HessianUnavailableError,
-    check_first_order,
     too_large_to_differentiate,
     verify,
 )
 from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.row_sums import RowSums
 
 # Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
 _FEWEST_SPARSE = 50
 
-# The ways to evaluate draws, the fastest first: a name, and what a message calls it.
-_KINDS: dict[str, tuple[type[Evaluator], str]] = {
-    "rows": (RowSums, "sums over rows"),
-    "batched": (Batched, "many draws at a time"),
-    "looped": (Looped, "one draw at a time"),
-}
+# The ways to evaluate draws, the fastest first.
+_KINDS: tuple[type[Evaluator], ...] = (RowSums, Batched, Looped)
 
 
 @dataclass(frozen=True)
@@ -82,14 +76,15 @@ class Functions:
         self.compiler = compiler
         self._layout = layout
         self._evaluators: dict[str, Evaluator] = {}
-        self._name: str | None = None  # of the evaluator that works for first derivatives
+        self._first_order: Evaluator | None = None  # what works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
 
     @property
     def blueprint(self) -> FunctionsBlueprint:
         """What the same functions are built from in another process."""
-        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, self._name)
+        first = None if self._first_order is None else type(self._first_order)
+        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, first)
 
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
@@ -99,49 +94,37 @@ class Functions:
         HessianFallbackWarning
             Where draws are evaluated one after the other, or no Hessian can be had.
         """
-        self.route = Route("none")
+        self.route, reason = Route("none"), ""
         if too_large_to_differentiate(self.graph):
             return self.route
-        for name in _KINDS:
+        for kind in _KINDS:
             try:
-                evaluator = self._evaluator(name)
-                self._check(name, x, data, order=2)
+                evaluator = self._evaluator(kind)
+                evaluator.check(x, data, order=2)
                 if len(x) >= _FEWEST_SPARSE and not data:
                     evaluator.find_structure(_points_around(x), data)
                 verified = verify(_evaluate_with(evaluator, data), x, self._layout)
             # An operation that does not vectorise, or has no second derivative, may raise anything.
             except Exception as error:
-                self._tell(name, error)
+                reason = first_line(error)
+                if kind is not RowSums:  # that there are no sums over rows is no news
+                    _tell(kind, reason)
             else:
-                self.route, self._name = Route(name, verified), name
+                self.route = Route(kind.name, verified)
+                self._use(evaluator, reason)
                 break
-        if self.route.name != "looped":
-            self.looped_because = ""
         return self.route
 
-    def _evaluator(self, name: str) -> Evaluator:
-        if name not in self._evaluators:
-            self._evaluators[name] = _KINDS[name][0](self.graph, self.compiler)
-        return self._evaluators[name]
+    def _evaluator(self, kind: type[Evaluator]) -> Evaluator:
+        if kind.name not in self._evaluators:
+            self._evaluators[kind.name] = kind(self.graph, self.compiler)
+        return self._evaluators[kind.name]
 
-    def _check(self, name: str, x: Array, data: Data, order: int) -> None:
-        """Raise where an evaluator does not give the log density of each draw."""
-        evaluator = self._evaluator(name)
-        if name == "rows":
-            check_first_order(evaluator, self._evaluator("looped"), x, data)
-        elif name == "batched":
-            evaluator.check_independence(x, data, order)
-
-    def _tell(self, name: str, error: Exception) -> None:
-        """Warn of what is not available; that there are no sums over rows is no news."""
-        self.looped_because = first_line(error)
-        if name != "rows":
-            following = {"batched": "one draw at a time", "looped": "gradients only"}[name]
-            warn(
-                f"the Hessian of {_KINDS[name][1]} is not available for this model "
-                f"({first_line(error)}); falling back on {following}",
-                HessianFallbackWarning,
-            )
+    def _use(self, evaluator: Evaluator, reason: str) -> Evaluator:
+        """Evaluate first derivatives in this way; for that reason in no faster one."""
+        self._first_order = evaluator
+        self.looped_because = reason if evaluator.name == Looped.name else ""
+        return evaluator
 
     def find_structure(self, x: Array) -> Structure | None:
         """Look for the structure near x (d,) where that was not done, as for few parameters."""
@@ -199,25 +182,32 @@ class Functions:
                 'the model\'s log density has no second derivatives: use estimator="stein", or an '
                 'estimator that evaluates the target with curvature="none"'
             )
-        return self._evaluator(self.route.name)
+        return self._evaluators[self.route.name]
 
     def _first(self, data: Data) -> Evaluator:
         """Return what evaluates log densities and first derivatives, found by trying."""
-        if self._name is None:
-            self._name = self._find_first(data)
-        return self._evaluator(self._name)
-
-    def _find_first(self, data: Data) -> str:
-        x = np.zeros(self._layout.dim)
-        for name in ("rows", "batched"):
+        if self._first_order is not None:
+            return self._first_order
+        x, reason = np.zeros(self._layout.dim), ""
+        for kind in (RowSums, Batched):
             try:
-                self._check(name, x, data, order=1)
+                evaluator = self._evaluator(kind)
+                evaluator.check(x, data, order=1)
             except Exception as error:
-                self.looped_because = first_line(error)
+                reason = first_line(error)
             else:
-                self.looped_because = ""
-                return name
-        return "looped"
+                return self._use(evaluator, "")
+        return self._use(self._evaluator(Looped), reason)
+
+
+def _tell(kind: type[Evaluator], reason: str) -> None:
+    """Warn of Hessians that are not available in this way, and say what follows."""
+    following = "one draw at a time" if kind is Batched else "gradients only"
+    warn(
+        f"the Hessian of {kind.description} is not available for this model "
+        f"({reason}); falling back on {following}",
+        HessianFallbackWarning,
+    )
 
 
 @dataclass(frozen=True)
@@ -231,14 +221,19 @@ class FunctionsBlueprint:
     compiler: Compiler
     layout: Layout
     route: Route | None
-    name: str | None
+    first: type[Evaluator] | None
     float_type: str = field(default_factory=lambda: pytensor.config.floatX)
 
     def build(self) -> Functions:
         """Build the functions, each compiled at its first use."""
         pytensor.config.floatX = self.float_type
         functions = Functions(self.graph, self.compiler, self.layout)
-        functions.route, functions._name = self.route, self.name
+        functions.route = self.route
+        for kind in _KINDS:
+            if kind is self.first or (self.route is not None and kind.name == self.route.name):
+                functions._evaluator(kind)
+        if self.first is not None:
+            functions._first_order = functions._evaluator(self.first)
         return functions
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data
@@ -109,6 +110,13 @@ class PassTarget(LoadedTarget):
     def numbers(self) -> int:
         """Numbers that the log density of one draw goes through: a row has one at least."""
         return self._data.n_rows
+
+    def find_structure(self) -> Structure | None:
+        """Raise: a part of the rows does not show where the Hessian of all has entries."""
+        raise ValueError(
+            'family="sparse" is not possible for data that a loader reads: use family="fullrank", '
+            'or "meanfield" where that takes too much memory'
+        )
 
     def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
         """Prepare for a new fit: raise where the model does not fit its data."""

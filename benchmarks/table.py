@@ -397,9 +397,9 @@ two cores that other programs used at the same time: compare times in a row only
             """### Parquet files larger than the client's memory
 
 `python -m benchmarks.distributed parquet --rows 10000000`: logistic regression, 20 columns, in row
-groups of 100,000 rows. The limit is one of the operating system on the memory that the client allocates. A
-pass is the log density, gradient and Hessian of all rows, read from the files on one process and
-kept by two workers; CPU seconds are those of the process, and of the busier worker.""",
+groups of 100,000 rows. The limit is one of the operating system on what the client may allocate in
+the fit. A pass is the log density, gradient and Hessian of all rows, read from the files on one
+process and kept by two workers; CPU seconds are those of the process, and of the busier worker.""",
             "parquet",
             {
                 "rows": "rows",

@@ -149,7 +149,8 @@ def hssm_regression() -> Fits:
 def pymc_marketing() -> Fits:
     """Media mix model of two channels and 100 weeks."""
     import pandas as pd
-    from pymc_marketing.mmm import MMM, GeometricAdstock, LogisticSaturation
+    from pymc_marketing.mmm import GeometricAdstock, LogisticSaturation
+    from pymc_marketing.mmm.multidimensional import MMM
 
     rng = np.random.default_rng(4)
     X = pd.DataFrame(

@@ -427,9 +427,9 @@ moments of fits.""",
             "killed",
             {
                 "rows": "rows",
-                "fits": "fits",
+                "fit": "fit",
                 "workers_killed": "workers killed",
-                "same_result": "fits with the same result",
+                "difference": "difference from a fit on one process",
             },
         ),
         (

@@ -12,6 +12,7 @@ import pytest
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.errors import ClusterLostError
+from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.passes import LogDensity, Passes
 from tests.conftest import fit
 from tests.model.test_passes import X, Y, arrays, build, evaluated, same
@@ -98,6 +99,20 @@ def test_the_same_fit_as_on_one_process(client):
     np.testing.assert_array_equal(
         log_p, alone.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
     )
+
+
+def test_evaluations_of_all_the_data_without_batches(client):
+    data, draws = {"x": X, "y": Y["poisson"]}, np.full((2, 3), 0.1) * [[1], [2]]
+    here, there = (
+        compile_target(
+            build("poisson"),
+            backend="interpreted",
+            loader=ngvi.Loader(data, batch_size=None, client=who),
+        )
+        for who in (None, client)
+    )
+    same(here.average(draws, "full"), there.average(draws, "full"))
+    np.testing.assert_array_equal(here.log_density(draws), there.log_density(draws))
 
 
 @pytest.mark.parametrize("persisted", [False, True])

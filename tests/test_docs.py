@@ -98,7 +98,7 @@ def test_scale(tmp_path, monkeypatch):
     namespace["client"].close()
     namespace["cluster"].close()
     here, there = namespace["approx"].gaussian, namespace["same"].gaussian
-    np.testing.assert_array_equal(here.mean, there.mean)
+    np.testing.assert_allclose(here.mean, there.mean, rtol=1e-8)
     assert namespace["score"].n_data_points == namespace["table"].n_rows
 
 

@@ -1,7 +1,7 @@
 """Partitions of all the data of a model: what a pass over the data reads at a time, wherever.
 
 How the data are divided depends on the data only, not on who reads them: sums over partitions are
-added up in the same order on one process and on a cluster, and have the same bits.
+added up in the same order on one process and on a cluster, and differ by rounding at most.
 """
 
 from __future__ import annotations

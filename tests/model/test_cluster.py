@@ -82,23 +82,24 @@ def test_the_same_sums_as_on_one_process(client, kind):
 
 
 def test_the_same_fit_as_on_one_process(client):
-    """With the same seed and backend, to the last bit."""
+    """With the same seed and backend, to rounding."""
     model, data = build("logistic"), {"x": X, "y": Y["logistic"]}
     alone, far = (
         fit(model, loader=ngvi.Loader(data, batch_size=200, client=who), accuracy=0.1)
         for who in (None, client)
     )
-    np.testing.assert_array_equal(alone.gaussian.mean, far.gaussian.mean)
-    np.testing.assert_array_equal(alone.gaussian.covariance, far.gaussian.covariance)
-    assert alone.report.elbo == far.report.elbo
+    np.testing.assert_allclose(far.gaussian.mean, alone.gaussian.mean, rtol=1e-8)
+    np.testing.assert_allclose(far.gaussian.covariance, alone.gaussian.covariance, rtol=1e-8)
+    assert far.report.elbo == pytest.approx(alone.report.elbo, rel=1e-10)
     assert alone.report.anchors == far.report.anchors > 0
     near, away = (ngvi.loo(approx, draws=100, random_seed=1) for approx in (alone, far))
     assert near.n_data_points == len(X)
-    np.testing.assert_array_equal(near.pareto_k, away.pareto_k)
-    log_p = far.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
-    np.testing.assert_array_equal(
-        log_p, alone.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
+    np.testing.assert_allclose(near.pareto_k, away.pareto_k, rtol=1e-4)
+    near, away = (
+        approx.sample(50, random_seed=1, importance="psis")["sample_stats"]["lp"]
+        for approx in (alone, far)
     )
+    np.testing.assert_allclose(near, away, rtol=1e-9)
 
 
 def test_evaluations_of_all_the_data_without_batches(client):
@@ -112,7 +113,7 @@ def test_evaluations_of_all_the_data_without_batches(client):
         for who in (None, client)
     )
     same(here.average(draws, "full"), there.average(draws, "full"))
-    np.testing.assert_array_equal(here.log_density(draws), there.log_density(draws))
+    np.testing.assert_allclose(here.log_density(draws), there.log_density(draws), rtol=1e-12)
 
 
 @pytest.mark.parametrize("persisted", [False, True])

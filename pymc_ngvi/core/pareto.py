@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 
@@ -79,6 +79,7 @@ def leave_out(log_ratios: Array, log_likelihood: Array) -> tuple[float, float, f
         return np.nan, np.inf, 0.0
     ratios = ratios - ratios.max()
     weights, khat = smooth_ratios(ratios)
+    logsumexp = scipy.special.logsumexp
     elpd = logsumexp(weights + log_likelihood) - logsumexp(weights)
     raw = np.exp(ratios)
     return float(elpd), khat, float(raw.mean() ** 2 / np.square(raw).mean())

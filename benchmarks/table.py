@@ -401,7 +401,7 @@ run before the code was finished, and later fits differed by 1e-14, for a reason
 groups of 100,000 rows. The limit is one of the operating system on what the client may allocate in
 the fit, beyond 1.6 GB that it had reserved, though not used, before. A pass is the log density,
 gradient and Hessian of all rows. One process reads the files in it, two workers have kept the rows,
-so the ratio is not one of the sums alone. CPU seconds: of the process, and of the busier worker.""",
+so the ratio is not one of the sums alone. CPU s: of the process, of the busier worker.""",
             "parquet",
             {
                 "rows": "rows",

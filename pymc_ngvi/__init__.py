@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
     from pymc_ngvi.errors import (
         BudgetSpent,
+        ClusterLostError,
         DomainError,
         EstimatorChanged,
         FileFormatError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pymc_ngvi.interface.inference import NGVI, fit_ngvi
     from pymc_ngvi.model.loader import Loader
     from pymc_ngvi.model.minibatches import full_data
+    from pymc_ngvi.model.sources.parquet import Parquet
     from pymc_ngvi.results import plots
     from pymc_ngvi.results.approximation import load
     from pymc_ngvi.results.bambi import bambi_results
@@ -48,6 +50,7 @@ _HOMES = {
     "BonnetPrice": "core.estimators",
     "BudgetSpent": "errors",
     "CentredDiagonalGaussian": "core.families",
+    "ClusterLostError": "errors",
     "Composition": "core.projections",
     "DiagonalGaussian": "core.families",
     "DomainError": "errors",
@@ -61,6 +64,7 @@ _HOMES = {
     "NGVIError": "errors",
     "NonFiniteError": "errors",
     "NonNegativeMean": "core.projections",
+    "Parquet": "model.sources.parquet",
     "ScheduleError": "errors",
     "Score": "core.estimators",
     "SparseGaussian": "core.families",
@@ -83,6 +87,7 @@ __all__ = [
     "BonnetPrice",
     "BudgetSpent",
     "CentredDiagonalGaussian",
+    "ClusterLostError",
     "Composition",
     "DiagonalGaussian",
     "DomainError",
@@ -96,6 +101,7 @@ __all__ = [
     "NGVIError",
     "NonFiniteError",
     "NonNegativeMean",
+    "Parquet",
     "ScheduleError",
     "Score",
     "SparseGaussian",

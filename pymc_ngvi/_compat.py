@@ -66,7 +66,6 @@ def loo_from_approximation(data: Any, var_name: str) -> Any:
 
         return loo_approximate_posterior(data, log_p, log_q, pointwise=True, var_name=var_name)
     from arviz import psislw
-    from arviz.stats.stats_utils import ELPDData
     from scipy.special import logsumexp
 
     pointwise = data["log_likelihood"][var_name].stack(__sample__=("chain", "draw"))
@@ -75,20 +74,49 @@ def loo_from_approximation(data: Any, var_name: str) -> Any:
     n = pointwise.sizes["__sample__"]
     elpd_i = (log_weights + pointwise).reduce(logsumexp, "__sample__")
     density_i = pointwise.reduce(logsumexp, "__sample__") - np.log(n)
+    return make_elpd(elpd_i, density_i, pareto_k, n)
+
+
+def make_elpd(
+    elpd_i: xarray.DataArray, density_i: xarray.DataArray, pareto_k: xarray.DataArray, n: int
+) -> Any:
+    """Make what ArviZ's `loo` returns, of each observation's predictions from n draws.
+
+    Parameters
+    ----------
+    elpd_i, density_i : DataArray
+        Log predictive density of each observation when it is left out, and when it is not.
+    pareto_k : DataArray
+        Shapes of the weights that leave it out.
+    n : int
+    """
     good_k = min(1 - 1 / np.log10(n), 0.7)
+    # ArviZ 1 divides the variance by one less.
+    se = float(np.sqrt(elpd_i.size * elpd_i.var(ddof=int(PYMC_6))))
     contents = {
-        "elpd_loo": float(elpd_i.sum()),
-        "se": float(np.sqrt(elpd_i.size * elpd_i.var())),
-        "p_loo": float((density_i - elpd_i).sum()),
+        "elpd": float(elpd_i.sum()),
+        "se": se,
+        "p": float((density_i - elpd_i).sum()),
         "n_samples": n,
         "n_data_points": elpd_i.size,
         "warning": bool((pareto_k > good_k).any()),
-        "loo_i": elpd_i.rename("loo_i"),
+        "elpd_i": elpd_i,
         "pareto_k": pareto_k,
         "scale": "log",
         "good_k": good_k,
     }
-    return ELPDData(data=list(contents.values()), index=list(contents))
+    if PYMC_6:
+        from arviz_stats.utils import ELPDDataLOO
+
+        return ELPDDataLOO(approx_posterior=True, **contents)
+    from arviz.stats.stats_utils import ELPDData
+
+    # A series, whose printed form depends on the order too.
+    contents["elpd_i"] = elpd_i.rename("loo_i")
+    names = {"elpd": "elpd_loo", "p": "p_loo", "elpd_i": "loo_i"}
+    return ELPDData(
+        data=list(contents.values()), index=[names.get(name, name) for name in contents]
+    )
 
 
 def compare_elpds(elpds: Mapping[str, Any], method: str) -> Any:

@@ -55,6 +55,10 @@ class ScheduleError(NGVIError, ValueError):
     """A step size is outside (0, 1], or a sample size is not a positive integer."""
 
 
+class ClusterLostError(NGVIError):
+    """The cluster that passes over the data is gone, or its workers die of the work."""
+
+
 class FileFormatError(ValueError):
     """A file is not a saved approximation, or is damaged."""
 

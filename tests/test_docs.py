@@ -88,6 +88,20 @@ def test_minibatches():
     assert namespace["part"]["posterior_predictive"]["outcome"].shape[2] == 400
 
 
+def test_scale(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("distributed")
+    monkeypatch.chdir(tmp_path)
+    namespace = run(
+        "scale.md", {}, lambda code: code.replace('"ngvi",', '"ngvi", backend="interpreted",')
+    )
+    namespace["client"].close()
+    namespace["cluster"].close()
+    here, there = namespace["approx"].gaussian, namespace["same"].gaussian
+    np.testing.assert_allclose(here.mean, there.mean, rtol=1e-8)
+    assert namespace["score"].n_data_points == namespace["table"].n_rows
+
+
 def test_what_a_fit_of_batches_reads():
     """The line of the report that the page shows."""
     code = blocks("minibatches.md")[0].replace('"ngvi",', '"ngvi", backend="interpreted",')

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 
 from pymc_ngvi.core.linalg import Array
 
@@ -55,6 +56,33 @@ def smooth_ratios(log_ratios: Array) -> tuple[Array, float]:
             quantiles = scale * np.expm1(-shape * np.log1p(-chances)) / shape
         weights[tail] = np.minimum(np.log(quantiles + base), 0.0)  # no more than the largest ratio
     return weights, float(shape)
+
+
+def leave_out(log_ratios: Array, log_likelihood: Array) -> tuple[float, float, float]:
+    r"""Predict an observation from all the others, by weights :math:`p / (q\, p(y_i))` of draws.
+
+    Parameters
+    ----------
+    log_ratios : array, (n,)
+        Log p - log q at the draws.
+    log_likelihood : array, (n,)
+        Log-likelihood of the observation at the draws.
+
+    Returns
+    -------
+    elpd, khat, efficiency : float
+        Log predictive density, shape of the tail of the weights, and share of draws that are
+        effective. Where a ratio is not finite they are NaN, infinite and 0.
+    """
+    ratios = log_ratios - log_likelihood
+    if not np.isfinite(ratios).all():
+        return np.nan, np.inf, 0.0
+    ratios = ratios - ratios.max()
+    weights, khat = smooth_ratios(ratios)
+    logsumexp = scipy.special.logsumexp
+    elpd = logsumexp(weights + log_likelihood) - logsumexp(weights)
+    raw = np.exp(ratios)
+    return float(elpd), khat, float(raw.mean() ** 2 / np.square(raw).mean())
 
 
 def fit_pareto(exceedances: Array) -> tuple[float, float]:

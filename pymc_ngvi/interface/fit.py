@@ -121,6 +121,7 @@ class Fit:
     def _complete(self, iterations: Iterations, progress: ProgressBar) -> Status:
         """Run the iterations, judge the member they came to, and report; return the status."""
         target, callbacks = self.prepared.target, [self._record, progress.update, self._call_back]
+        target.watch(progress.reading)
         result: Result | None = None
         with Shield() as shield:
             try:

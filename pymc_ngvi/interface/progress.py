@@ -83,6 +83,12 @@ class ProgressBar:
         # It is drawn at once, before work that may keep Python busy.
         self._progress.update(self._task, description=name.capitalize(), refresh=True)
 
+    def reading(self, what: str, rows: int, of: int) -> None:
+        """Show how far a pass over the data has come: `rows` read of all."""
+        if self._progress.live.is_started:  # a target goes on to be used when its bar is done
+            text = f"{what.replace('-', ' ')}: {rows:,} of {of:,} rows"
+            self._progress.update(self._task, status=text, refresh=rows == of)
+
     def update(self, state: State, info: Info) -> None:
         """Show one more iteration."""
         if self._spent is None:

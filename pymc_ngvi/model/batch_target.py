@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +14,10 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
-from pymc_ngvi.model.rows import RowTerms
-from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, ModelTarget, Reading
+from pymc_ngvi.model.loaded_target import LoadedTarget
+from pymc_ngvi.model.passes import LogDensity, Result, Work
+from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, Reading
 
-# Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
-_CHUNK_NUMBERS = 2**22
-_LARGEST_CHUNK = 2**16
 # Draws evaluated together. Each has a batch of its own, so this is how many are held in memory.
 _DRAWS_AT_A_TIME = 32
 #: Number of draws that share a batch where only log densities are asked for.
@@ -29,8 +26,6 @@ DRAWS_A_BATCH = 25
 _NOISE_BATCHES = 10
 # Up to so many rows, the log density of all the data is computed and not estimated.
 _FEW_ROWS = 20_000
-# Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
-_ROWS_CHECKED = 2**16
 # Numbers kept of evaluations at the anchor, so that they need not be repeated.
 _KEPT_NUMBERS = 2**23
 
@@ -59,7 +54,7 @@ class Batches:
         self.anchor, self.kept = anchor, {}
 
 
-class BatchTarget(ModelTarget):
+class BatchTarget(LoadedTarget):
     """A compiled model of which every evaluation of a draw sees a batch of its own.
 
     Without an anchor the batches are plain. With one they are control variates: see
@@ -75,9 +70,6 @@ class BatchTarget(ModelTarget):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        _, terms, *_ = args
-        self._row_terms = RowTerms(terms, self.layout)
-        self._rows_checked = False
         self._batches = Batches(controlled=True, seed=0)
         self._data.reseed(0)
 
@@ -109,11 +101,7 @@ class BatchTarget(ModelTarget):
         evaluated at any number of rows, or a row in memory is impossible. Rows on disk, and those
         of large data, are looked at where a log density that has read them is not finite.
         """
-        if not self._rows_checked:
-            self._row_terms.check_shapes(self.initial_point)
-            if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
-                self._row_terms.check_all(self.initial_point, self._chunk_size)
-            self._rows_checked = True
+        self._check_data()
         # Finding out how to evaluate reads a batch, which must not be one of the fit's.
         assert self._richest_curvature
         self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
@@ -149,7 +137,7 @@ class BatchTarget(ModelTarget):
         self._batches.anchors += 1
         if all(np.isfinite(part).all() for part in parts):
             return Anchor(q, full)
-        self._row_terms.check_all(q.mean, self._chunk_size)
+        self._look_for_bad_rows(q.mean)
         return None
 
     def log_density(self, draws: Array) -> Array:
@@ -255,20 +243,12 @@ class BatchTarget(ModelTarget):
         return self._data.n_rows <= _FEW_ROWS
 
     def _full_log_density(self, draws: Array) -> Array:
-        draws = self._as_draws(draws)
-        return np.asarray(sum(self._functions.density(draws, rows) for rows in self._chunks()))
+        return self._pass(LogDensity(self._as_draws(draws), self._chunk_size))
 
-    def evaluate_fully(self, draws: Array, curvature: str) -> Evaluation:
-        """Log density, gradient and Hessian at draws (n, d), of all the data, chunk by chunk."""
-        draws = self._as_draws(draws)
-        parts = (self._evaluate(draws, curvature, rows) for rows in self._chunks())
-        total = next(parts)
-        for part in parts:
-            total.log_density[:] += part.log_density
-            total.gradient[:] += part.gradient
-            if total.hessian is not None and part.hessian is not None:
-                total.hessian[:] += part.hessian
-        return total
+    def _pass(self, work: Work[Result]) -> Result:
+        """Do a piece of work on all the data, and count their rows."""
+        self._batches.rows += self._data.n_rows
+        return super()._pass(work)
 
     def _draw_rows(self) -> Data:
         """Draw one batch, as arguments of a compiled function."""
@@ -279,15 +259,3 @@ class BatchTarget(ModelTarget):
         self._batches.drawn += 1
         self._batches.rows += rows.count
         return rows
-
-    def _chunks(self) -> Iterator[Data]:
-        """Read all the data in chunks, as arguments of a compiled function."""
-        for rows in self._data.chunks(self._chunk_size):
-            self._batches.rows += rows.count
-            yield rows.arguments
-
-    @property
-    def _chunk_size(self) -> int:
-        """Number of rows of a chunk, at most."""
-        numbers = max(self.dim, self._data.row_size)
-        return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)

@@ -14,6 +14,8 @@ from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.model.batch_target import BatchTarget
 from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.data import ModelData
+from pymc_ngvi.model.loaded_target import PassTarget
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import find_data
 from pymc_ngvi.model.target import CURVATURES, ModelTarget
@@ -56,7 +58,8 @@ def compile_target(
     Returns
     -------
     ModelTarget
-        A :class:`~pymc_ngvi.model.batch_target.BatchTarget` where the model reads batches.
+        A :class:`~pymc_ngvi.model.batch_target.BatchTarget` where the model reads batches, and a
+        :class:`~pymc_ngvi.model.loaded_target.PassTarget` where a loader has none.
 
     Raises
     ------
@@ -88,11 +91,23 @@ def compile_target(
     )
     terms = Terms(find_data(model, loader))
     terms.check()
-    kind = BatchTarget if terms.data.feeds else ModelTarget
-    target = kind(model, terms, compiler, curvature)
+    target = _kind_of(terms.data)(model, terms, compiler, curvature)
     if compile_kwargs is None:
         _built[key] = target
     return target
+
+
+def _kind_of(data: ModelData) -> type[ModelTarget]:
+    """Return the class of target for data that are held, read in batches, or passed over."""
+    ways = {feed.loader.in_batches for feed in data.feeds}
+    if len(ways) > 1:
+        raise ValueError(
+            "the model reads some data in batches, by pm.Minibatch, and the loader has none: give "
+            "the Loader a batch_size"
+        )
+    if not ways:
+        return ModelTarget
+    return BatchTarget if ways == {True} else PassTarget
 
 
 def _resolve_backend(

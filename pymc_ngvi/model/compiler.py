@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ _MANY_OPERATIONS = 1000
 # Seconds that a backend takes to compile one operation, where this machine has not shown it yet:
 # with empty caches Numba took 85 s for the 400 operations of a small regression.
 _SECONDS_PER_OPERATION = 0.2
+# PyTensor cannot compile in two threads at a time.
+_COMPILING = threading.Lock()
 # Weight of the last compilation in what is remembered of all.
 _RECENT = 0.5
 
@@ -80,6 +83,11 @@ class Compiler:
         self._linker = get_mode(self._kwargs.get("mode")).linker
         self.compiled = 0
         self.seconds = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is sent elsewhere compiles alike and holds no model: its graphs are sent by others.
+        settings = self._kwargs, self._interpreted, self._automatic
+        return _without_model, (self._model.check_bounds, *settings)
 
     @property
     def on_jax(self) -> bool:
@@ -176,6 +184,14 @@ class Compiler:
         )
 
 
+def _without_model(
+    check_bounds: bool, kwargs: Mapping[str, Any], interpreted: bool, automatic: bool
+) -> Compiler:
+    """Make a compiler for graphs that come from another process."""
+    model = pymc.Model(check_bounds=check_bounds)
+    return Compiler(model, kwargs, interpreted=interpreted, automatic=automatic)
+
+
 class Adaptive:
     """A function that is interpreted at first, and compiled when that has cost enough.
 
@@ -218,8 +234,9 @@ class Adaptive:
 
     def _try_compiled(self, *inputs: Any) -> Any:
         try:
-            first, compiled = self._compile()
-            values = first(*inputs)
+            with _COMPILING:
+                first, compiled = self._compile()
+                values = first(*inputs)
         # A backend may raise anything for an operation that it does not know.
         except Exception:
             self._call = self._interpreted

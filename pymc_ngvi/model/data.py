@@ -40,6 +40,14 @@ class Feed:
             for source, array in zip(self.sources, self.loader.arrays.values(), strict=False)
         )
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes in the containers."""
+        return sum(
+            source.row_size * np.dtype(container.type.dtype).itemsize
+            for source, container in zip(self.loader.sources.values(), self.containers, strict=True)
+        )
+
     def fill(self, arrays: Sequence[np.ndarray]) -> None:
         """Set each container to its array of rows."""
         for container, array in zip(self.containers, self.cast(arrays), strict=True):
@@ -47,14 +55,27 @@ class Feed:
 
     def cast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return contiguous, writable arrays of the containers' types, for compiled functions."""
-        made = [
-            np.require(array, dtype=container.type.dtype, requirements=["C", "W"])
-            for array, container in zip(arrays, self.containers, strict=True)
-        ]
-        for old, new, name in zip(arrays, made, self.loader.arrays, strict=True):
-            if new.dtype.kind in "iu" and old.dtype != new.dtype and (old != new).any():
-                raise OverflowError(f"{name} has integers too large for its container: {new.dtype}")
-        return made
+        types = [container.type.dtype for container in self.containers]
+        return cast(arrays, list(self.loader.arrays), types)
+
+
+def cast(
+    arrays: Sequence[np.ndarray], names: Sequence[str], dtypes: Sequence[str]
+) -> list[np.ndarray]:
+    """Return contiguous, aligned, writable arrays of given types, for compiled functions.
+
+    Raises
+    ------
+    OverflowError
+        Where an integer is too large for its type.
+    """
+    made = []
+    for array, name, dtype in zip(arrays, names, dtypes, strict=True):
+        new = np.require(array, dtype=dtype, requirements=["C", "W", "A"])
+        if new.dtype.kind in "iu" and array.dtype != new.dtype and (array != new).any():
+            raise OverflowError(f"{name} has integers too large for its container: {dtype}")
+        made.append(new)
+    return made
 
 
 @dataclass(frozen=True)
@@ -143,30 +164,6 @@ class ModelData:
         arrays = tuple(feed.cast(feed.loader.draw()) for feed in self.feeds)
         numbers = tuple(feed.loader.drawn for feed in self.feeds)
         return Rows(self.batch_size, 1.0, (1.0,) * len(self.feeds), arrays, numbers)
-
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """Read all the data, at most `size` rows of each feed at a time.
-
-        Every feed is divided into the same number of chunks. Where a feed has fewer rows than there
-        are chunks, some chunks hold one row of it with a weight of zero.
-        """
-        n_chunks = max((-(-feed.loader.n_rows // size) for feed in self.feeds), default=1)
-        for i in range(n_chunks):
-            count, weights, arrays, numbers = 0, [], [], []
-            for feed in self.feeds:
-                n = feed.loader.n_rows
-                start, stop = i * n // n_chunks, (i + 1) * n // n_chunks
-                numbers.append(range(start, max(stop, start + 1)))
-                arrays.append(feed.cast(feed.loader.read(start, max(stop, start + 1))))
-                weights.append((stop - start) / n)
-                count += stop - start
-            outside = 1.0 if i == 0 else 0.0
-            yield Rows(count, outside, tuple(weights), tuple(arrays), tuple(numbers))
-
-    def fill(self, rows: Rows) -> None:
-        """Set the containers of every feed to its rows."""
-        for feed, arrays in zip(self.feeds, rows.arrays, strict=True):
-            feed.fill(arrays)
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

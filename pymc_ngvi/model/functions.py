@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytensor
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
@@ -78,6 +79,12 @@ class Functions:
         self._first_order: Evaluator | None = None  # what works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
+
+    @property
+    def blueprint(self) -> FunctionsBlueprint:
+        """What the same functions are built from in another process."""
+        first = None if self._first_order is None else type(self._first_order)
+        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, first)
 
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
@@ -201,6 +208,33 @@ def _tell(kind: type[Evaluator], reason: str) -> None:
         f"({reason}); falling back on {following}",
         HessianFallbackWarning,
     )
+
+
+@dataclass(frozen=True)
+class FunctionsBlueprint:
+    """What :class:`Functions` are built from: graphs and words, nothing that is compiled.
+
+    How draws are evaluated was found where it was made, and is not looked for again.
+    """
+
+    graph: Graph
+    compiler: Compiler
+    layout: Layout
+    route: Route | None
+    first: type[Evaluator] | None
+    float_type: str = field(default_factory=lambda: pytensor.config.floatX)
+
+    def build(self) -> Functions:
+        """Build the functions, each compiled at its first use."""
+        pytensor.config.floatX = self.float_type
+        functions = Functions(self.graph, self.compiler, self.layout)
+        functions.route = self.route
+        for kind in _KINDS:
+            if kind is self.first or (self.route is not None and kind.name == self.route.name):
+                functions._evaluator(kind)
+        if self.first is not None:
+            functions._first_order = functions._evaluator(self.first)
+        return functions
 
 
 def _points_around(x: Array) -> Array:

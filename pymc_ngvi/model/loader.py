@@ -1,17 +1,19 @@
-"""Reading rows of data in batches, from arrays in memory or on disk."""
+"""Reading rows of data in batches, from arrays in memory, on disk or on a cluster."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from pymc_ngvi.arguments import check_count, told
+from pymc_ngvi.model.sources.base import Rows, check_rows
+from pymc_ngvi.model.sources.open import open_source
+
+if TYPE_CHECKING:
+    from pymc_ngvi.model.passes import Executor
 
 # Up to so many rows, one permutation gives all batches of a pass. With more, each batch is drawn by
 # itself: two of them seldom have a row in common, and a permutation would take as long to draw as
@@ -31,22 +33,29 @@ class Loader:
     ----------
     arrays : mapping of str to array
         For the name of each container, the array that feeds it: anything with a shape and slices,
-        such as NumPy arrays, ``numpy.memmap``, zarr, h5py and dask arrays. Row i of one array
-        belongs to row i of the others. Of a pandas object give ``.to_numpy()``. Values hidden by a
-        mask are refused: leave out their rows, or fill them.
-    batch_size : int
-        Number of rows in a batch.
+        such as NumPy arrays, ``numpy.memmap``, zarr, h5py and dask arrays; dataframes and series
+        of dask; and columns of :class:`.Parquet` files. Row i of one array belongs to row i of the
+        others. Of a pandas object give ``.to_numpy()``. Values hidden by a mask are refused: leave
+        out their rows, or fill them.
+    batch_size : int, optional
+        Number of rows in a batch. None reads no batches: every evaluation of the log density passes
+        over all the data, and the fit is that of a model that holds them.
     block : int, optional
         Number of consecutive rows that are read together. A batch consists of blocks that start at
         random rows. The default is 1 for NumPy arrays and memory maps, and the whole batch for
         other arrays, where reading single rows would take as long as reading all. The fit is right
         with any `block`, but noisier with long ones where neighbouring rows are alike, as in sorted
         data.
+    client : distributed.Client, optional
+        Of a dask cluster, whose workers then do all passes over the data: those of a fit, and those
+        of `sample` and `loo` after it. Batches are read here. See :doc:`/scale`.
 
     Attributes
     ----------
     n_rows : int
         Number of rows of each array.
+    in_batches : bool
+        Whether the rows are read in batches, of `batch_size` rows.
     in_memory : bool
         Whether all arrays are NumPy's own.
     drawn : array
@@ -63,7 +72,12 @@ class Loader:
     """
 
     def __init__(
-        self, arrays: Mapping[str, Any], *, batch_size: int, block: int | None = None
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        batch_size: int | None,
+        block: int | None = None,
+        client: Any = None,
     ) -> None:
         if not isinstance(arrays, Mapping):
             raise TypeError(
@@ -72,41 +86,46 @@ class Loader:
             )
         if not arrays:
             raise ValueError("a Loader needs an array for each data container it feeds")
-        arrays = {name: _unmasked(name, array) for name, array in arrays.items()}
-        for name, array in arrays.items():
-            _check_array(name, array)
-        lengths = {name: int(array.shape[0]) for name, array in arrays.items()}
+        self.sources = {name: open_source(name, array, client) for name, array in arrays.items()}
+        lengths = {name: source.n_rows for name, source in self.sources.items()}
         if len(set(lengths.values())) > 1:
             each = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ValueError(f"arrays of different lengths cannot share their batches: {each} rows")
         self.arrays = dict(arrays)
         self.n_rows = next(iter(lengths.values()))
-        self.batch_size = check_count("batch_size", batch_size)
+        self.in_batches = batch_size is not None
+        self.batch_size = (
+            self.n_rows if batch_size is None else check_count("batch_size", batch_size)
+        )
         if self.batch_size > self.n_rows:
             raise ValueError(
                 f"batch_size={batch_size} is more than the {self.n_rows} rows of "
                 f"{', '.join(arrays)}: choose a smaller one, or fit all the data without batches"
             )
-        kinds = {type(array) for array in arrays.values()}
-        self.in_memory = kinds == {np.ndarray}
-        mapped = kinds <= {np.ndarray, np.memmap}
-        default = 1 if mapped else self.batch_size
+        self.in_memory = all(source.in_memory for source in self.sources.values())
+        by_row = all(source.by_row for source in self.sources.values())
+        default = 1 if by_row else self.batch_size
         self.block = default if block is None else check_count("block", block)
         if self.block > self.batch_size:
             raise ValueError(f"block={block} is more than a batch of {batch_size} rows")
-        self._random_rows = mapped and self.block == 1
+        self._random_rows = by_row and self.block == 1
+        self.executor: Executor | None = None
+        if client is not None:
+            from pymc_ngvi.model.cluster import Cluster
+
+            self.executor = Cluster(client)
         self.reseed(0)
 
     @property
     def row_size(self) -> int:
         """How many numbers one row of all arrays together has."""
-        return sum(int(np.prod(array.shape[1:])) for array in self.arrays.values())
+        return sum(source.row_size for source in self.sources.values())
 
     def __repr__(self) -> str:
-        return (
-            f"Loader({', '.join(self.arrays)}: {self.n_rows} rows, batch_size={self.batch_size}, "
-            f"block={self.block})"
-        )
+        what = f"{', '.join(self.arrays)}: {self.n_rows} rows"
+        if not self.in_batches:
+            return f"Loader({what}, batch_size=None)"
+        return f"Loader({what}, batch_size={self.batch_size}, block={self.block})"
 
     def reseed(self, seed: int) -> None:
         """Restart the sequence of batches from `seed`."""
@@ -160,111 +179,9 @@ class Loader:
             left -= size
         return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
-    def _read(self, rows: slice | NDArray[np.intp]) -> list[np.ndarray]:
+    def _read(self, rows: Rows) -> list[np.ndarray]:
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        return [self._read_array(name, rows, numbers) for name in self.arrays]
-
-    def _read_array(
-        self, name: str, rows: slice | NDArray[np.intp], numbers: range | NDArray[np.intp]
-    ) -> np.ndarray:
-        """Read rows of one array; `numbers` are theirs, for messages."""
-        mapped = _find_map(self.arrays[name])
-        if mapped is not None:
-            mapped.check(name)
-        value = np.asanyarray(self.arrays[name][rows])
-        if mapped is not None:
-            value = np.array(value)  # the file may change from here on
-        if np.ma.is_masked(value):
-            row = numbers[_first_row(np.ma.getmaskarray(value))]
-            raise ValueError(_MASKED.format(f"{name} is masked in row {row}"))
-        value = np.asarray(value)
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            bad = _first_row(~np.isfinite(value))
-            raise ValueError(
-                f"{name} is not finite in row {numbers[bad]}: {value[bad]}. Remove such rows, or "
-                "replace what is missing"
-            )
-        return value
-
-
-_MASKED = (
-    "{}, and a hidden value cannot be fitted: leave out such rows, or fill the array (`filled`, "
-    "`dask.array.ma.filled`) with values that are meant"
-)
-
-
-def _unmasked(name: str, array: Any) -> Any:
-    """Return the data of a masked array in memory that hides nothing."""
-    if not np.ma.isMaskedArray(array):
-        return array
-    if array.ndim and np.ma.is_masked(array):
-        row = _first_row(np.ma.getmaskarray(array))
-        raise ValueError(_MASKED.format(f"{name} is masked in row {row}"))
-    return np.ma.getdata(array)
-
-
-def _check_array(name: str, array: Any) -> None:
-    """Raise where rows of numbers cannot be read by position from an array."""
-    kind = type(array).__name__
-    if not hasattr(array, "shape"):
-        raise TypeError(f"{name} is a {kind}, not an array: convert it to one")
-    if hasattr(array, "iloc"):
-        # pandas takes row numbers for labels, or for the names of columns.
-        raise TypeError(f"{name} is a pandas {kind}, not an array: give its .to_numpy()")
-    if scipy.sparse.issparse(array):
-        raise TypeError(f"{name} is a sparse {kind}: a Loader reads dense rows only")
-    if not np.shape(array):
-        raise ValueError(f"{name} has no rows to load batches of: its shape is ()")
-    # Whether an array of dask hides anything is known only when all of it is computed.
-    if np.ma.isMaskedArray(getattr(array, "_meta", None)):
-        raise TypeError(_MASKED.format(f"{name} is a masked array"))
-    try:
-        dtype = np.dtype(array.dtype)
-    except (AttributeError, TypeError) as error:
-        raise TypeError(f"{name} is a {kind}, not an array of NumPy's types") from error
-    if dtype.kind not in "biuf":
-        raise TypeError(f"{name} has the type {dtype}: a Loader reads real numbers only")
-
-
-def _first_row(flags: NDArray[np.bool_]) -> int:
-    """Return the first row (along the first axis) with a flag that is set."""
-    return int(np.argmax(flags.reshape(len(flags), -1).any(axis=1)))
-
-
-@dataclass(frozen=True)
-class _Map:
-    """The file behind an array in memory: reading beyond its end would kill the process.
-
-    Attributes
-    ----------
-    memory : mmap.mmap
-    size : int
-        Bytes that the file had, at least, when it was mapped.
-    file : str
-        Its name.
-    """
-
-    memory: mmap.mmap
-    size: int
-    file: str
-
-    def check(self, name: str) -> None:
-        """Raise where the file has been cut short since."""
-        now = self.memory.size()
-        if now < self.size:
-            raise OSError(
-                f"{name}: its file {self.file} has been cut short, from {self.size} to {now} "
-                "bytes: the rows cannot be read"
-            )
-
-
-def _find_map(array: Any) -> _Map | None:
-    """Find the memory map that an array of NumPy is a view of."""
-    offset, file = 0, ""
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            offset, file = array.offset, str(array.filename or "")
-        array = array.base
-    if not (isinstance(array, mmap.mmap) and file):
-        return None
-    return _Map(array, offset - offset % mmap.ALLOCATIONGRANULARITY + len(array), file)
+        return [
+            check_rows(name, source.read(rows), source.outline, numbers)
+            for name, source in self.sources.items()
+        ]

@@ -93,7 +93,7 @@ def _loaded(model: pymc.Model, loader: Loader) -> Feed:
     """Match the arrays of a loader with the containers of a model."""
     names = [variable.name for variable in model.data_vars]
     containers = []
-    for name, array in loader.arrays.items():
+    for name, array in loader.sources.items():
         if name not in names:
             raise ValueError(
                 f"the loader has an array {name!r}, but the model has no such pm.Data container"
@@ -101,10 +101,10 @@ def _loaded(model: pymc.Model, loader: Loader) -> Feed:
             )
         container = model[name]
         held = container.get_value(borrow=True)
-        if held.shape[1:] != tuple(array.shape[1:]) or held.ndim != len(array.shape):
+        if held.shape[1:] != array.shape[1:] or held.ndim != len(array.shape):
             raise ValueError(
                 f"rows of the container {name} have the shape {held.shape[1:]}, those of the "
-                f"loader's array {tuple(array.shape[1:])}"
+                f"loader's array {array.shape[1:]}"
             )
         if not np.can_cast(array.dtype, container.type.dtype, "same_kind"):
             raise ValueError(

@@ -21,7 +21,7 @@ from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.data import Feed, Rows
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatches import PER_ROW
-from pymc_ngvi.model.terms import Term, Terms
+from pymc_ngvi.model.terms import MOST_TRIED, Term, Terms
 from pymc_ngvi.model.variables import as_tensor
 
 # A row is impossible if it is so at a point and at points around it, at these distances on the
@@ -54,12 +54,14 @@ class RowTerms:
         with self._data.restoring():
             for term in self._terms:
                 feed = self._feed(term)
-                for n in (feed.loader.batch_size, max(feed.loader.batch_size // 2, 1)):
+                most = min(feed.loader.batch_size, MOST_TRIED)
+                for n in (most, max(most // 2, 1)):
                     held = [len(container.get_value(borrow=True)) for container in feed.containers]
+                    rows = feed.cast(feed.loader.read(0, n))
                     try:
-                        self._evaluate(term, x, feed.cast(feed.loader.read(0, n)))
+                        self._evaluate(term, x, rows)
                     except (ValueError, TypeError, AssertionError, IndexError) as error:
-                        reason = self._misfit(term, x, {feed.loader.batch_size, *held})
+                        reason = self._misfit(term, x, {most, *held})
                         raise ValueError(
                             f"{term.variable.name} cannot be evaluated at {n} rows of "
                             f"{', '.join(feed.loader.arrays)}: {reason or first_line(error)}"
@@ -88,13 +90,15 @@ class RowTerms:
             return f"{', '.join(own)} {PER_ROW}"
         return ""
 
-    def check_all(self, x: Array, size: int) -> None:
-        """Raise where one of all rows, read `size` at a time, is impossible."""
-        for rows in self._data.chunks(size):
-            self.check(x, rows)
-
-    def check(self, x: Array, rows: Rows) -> None:
+    def check(self, x: Array, rows: Rows, where: str = "") -> None:
         """Raise where one of these rows is impossible at x (d,) and around it.
+
+        Parameters
+        ----------
+        x : array, (d,)
+        rows : Rows
+        where : str
+            What else to say of their place.
 
         Raises
         ------
@@ -117,9 +121,9 @@ class RowTerms:
                 contents = ", ".join(f"{name} = {_shown(array[0])}" for name, array in shown)
                 raise ValueError(
                     f"{term.variable.name} is impossible in row {rows.numbers[term.feed][i]} of "
-                    f"the data, where {contents}: its log density is {value}, and is not finite at "
-                    f"{len(_DISTANCES)} other points either. Correct or remove the row, or choose "
-                    "a distribution that allows it"
+                    f"the data{where}, where {contents}: its log density is {value}, and is not "
+                    f"finite at {len(_DISTANCES)} other points either. Correct or remove the "
+                    "row, or choose a distribution that allows it"
                 )
 
     def _bisect(

@@ -167,6 +167,9 @@ class ModelTarget(Target):
             Whether the fit uses control variates.
         """
 
+    def watch(self, progress: Callable[[str, int, int], None]) -> None:
+        """Call ``progress(what, rows, all_rows)`` while a pass over data that are read goes on."""
+
     def of_all_data(self, q: Gaussian, rng: np.random.Generator) -> FullDensity:
         """Return the log density of all the data, for draws from `q`."""
         return FullDensity(self.log_density)

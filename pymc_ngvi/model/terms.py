@@ -29,12 +29,14 @@ from pytensor.tensor.math import variadic_add
 
 from pymc_ngvi._compat import initial_point, interpreted_mode, lower_named_dims
 from pymc_ngvi.errors import warn
-from pymc_ngvi.model.data import Feed, ModelData, Rows
+from pymc_ngvi.model.data import Feed, ModelData
 from pymc_ngvi.model.precision import in_double_precision
 from pymc_ngvi.model.variables import as_tensor
 
 # Number of points at which a potential is tried, to tell a sum over rows from a mean.
 _PROBES = 5
+#: Rows of data at which a term is tried, at most.
+MOST_TRIED = 10_000
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,9 @@ class Terms:
                     np.asarray(point[v.name] + 0.1 + 0.1 * shift, dtype=v.dtype)
                     for v, shift in zip(inputs, shifts, strict=True)
                 ]
-                start = i * (loader.n_rows - loader.batch_size) // (_PROBES - 1)
-                rows = loader.read(start, start + loader.batch_size)
+                size = min(loader.batch_size, MOST_TRIED)
+                start = i * (loader.n_rows - size) // (_PROBES - 1)
+                rows = loader.read(start, start + size)
                 feed.fill(rows)
                 once = function(*values)
                 feed.fill([np.concatenate([array, array]) for array in rows])
@@ -187,21 +190,23 @@ class Terms:
         feed = self.data.feeds[term.feed]
         return logp * feed.loader.batch_size / feed.containers[0].shape[0]
 
-    def weights(self, rows: Rows) -> list[float]:
-        """Weight of each term, scaled, in the sum over chunks of all the data."""
-        return [rows.outside if t.feed is None else rows.weights[t.feed] for t in self]
+    def worth(self, term: Term) -> float:
+        """Return the number of rows that a term stands for, at its scale."""
+        assert term.feed is not None
+        if term.total is None:
+            return float(self.data.feeds[term.feed].loader.batch_size)
+        return float(term.total.eval(mode=interpreted_mode()))
 
-    def unscaling(self, rows: Rows) -> list[float]:
-        """Return, for each observed term, what takes it from its scale to that of single rows."""
-        factors = []
-        for term in filter(lambda term: term.observed, self):
-            if term.feed is None:
-                factors.append(1.0)
-                continue
-            size = self.data.feeds[term.feed].loader.batch_size
-            worth = size if term.total is None else float(term.total.eval())
-            factors.append(len(rows.arrays[term.feed][0]) / worth)
-        return factors
+    def as_inputs(self) -> tuple[list[list[Variable]], dict[Variable, Variable]]:
+        """Return inputs for the arrays of each feed, and the containers that they replace."""
+        arrays = [
+            [container.type(container.name) for container in feed.containers]
+            for feed in self.data.feeds
+        ]
+        replaced: dict[Variable, Variable] = {}
+        for feed, each in zip(self.data.feeds, arrays, strict=True):
+            replaced.update(zip(feed.containers, each, strict=True))
+        return arrays, replaced
 
     def add_up(self) -> tuple[Variable, tuple[Variable, ...]]:
         """Return the log density as a function of the value variables and of rows.
@@ -219,11 +224,9 @@ class Terms:
         outside = pt.scalar("outside", dtype="float64")
         weights = [pt.scalar(dtype="float64") for _ in feeds]
         inputs: list[Variable] = [outside]
-        containers: dict[Variable, Variable] = {}
-        for feed, weight in zip(feeds, weights, strict=True):
-            arrays = [container.type(container.name) for container in feed.containers]
-            containers.update(zip(feed.containers, arrays, strict=True))
-            inputs += [weight, *arrays]
+        arrays, containers = self.as_inputs()
+        for weight, each in zip(weights, arrays, strict=True):
+            inputs += [weight, *each]
         weighted = [
             (outside if term.feed is None else weights[term.feed]) * logp
             for term, logp in zip(self, sums, strict=True)
@@ -246,6 +249,8 @@ class Terms:
             if term.feed is None or term.averages:
                 continue
             loader = self.data.feeds[term.feed].loader
+            if not loader.in_batches and term.total is None:
+                continue  # a sum over all rows
             name, rows, size = term.variable.name, loader.n_rows, loader.batch_size
             if term.total is None and term.observed:
                 warn(

@@ -43,11 +43,20 @@ class DrawFunction:
         What is computed, for messages.
     inputs, outputs : sequence of Variable
         The graph of one draw.
+    data : sequence of Variable
+        Further inputs, which are the same for all draws.
     """
 
-    def __init__(self, what: str, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+    def __init__(
+        self,
+        what: str,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        data: Sequence[Variable] = (),
+    ) -> None:
         self._what = what
         self._inputs = list(inputs)
+        self._data = list(data)
         self._outputs = [as_tensor(variable) for variable in outputs]
         self._random_generators = find_rng_nodes(self._outputs)
         # Vectorised, a random operation would give one value to all draws; inlined, it would not
@@ -56,11 +65,17 @@ class DrawFunction:
         if self._vectorises:
             self._outputs = inline_inner_graphs(self._outputs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is sent to other processes is built there.
+        built = ("_vectorised", "_single")
+        return {name: value for name, value in vars(self).items() if name not in built}
+
     def __call__(
         self,
         inputs: Sequence[np.ndarray],
         rng: np.random.Generator | None = None,
         *,
+        data: Sequence[np.ndarray] = (),
         reduce: Reduction = lambda outputs: outputs,
     ) -> list[np.ndarray]:
         """Return each output with the draws along the first axis.
@@ -71,13 +86,15 @@ class DrawFunction:
             Values of the inputs at n draws.
         rng : numpy.random.Generator, optional
             Seeds the random operations of the graph; not used where there are none.
+        data : sequence of array
+            Values of the inputs that are the same for all draws.
         reduce : callable
             Applied to the outputs of each chunk of draws, to keep less than all of them.
         """
         reason: Exception | None = None
         if self._vectorises:
             try:
-                return _call_in_chunks(self._vectorised, inputs, reduce)
+                return _call_in_chunks(self._vectorised, inputs, data, reduce)
             # An operation that does not vectorise may raise any error, when built or when run.
             except Exception as error:
                 reason = error
@@ -85,7 +102,7 @@ class DrawFunction:
         if self._random_generators and rng is not None:
             # This comes after compiling, which seeds them too.
             reseed_rngs(self._random_generators, int(rng.integers(2**63)))
-        values = reduce(_call_one_by_one(function, inputs))
+        values = reduce(_call_one_by_one(function, inputs, data))
         # As this call succeeded, it was the vectorisation that failed and not the model itself.
         if reason is not None:
             self._vectorises = False
@@ -101,7 +118,7 @@ class DrawFunction:
         with _quick_compilation():
             outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, many, strict=True)))
             function = pytensor.function(
-                many,
+                [*many, *self._data],
                 outputs,
                 mode=interpreted_mode(),
                 on_unused_input="ignore",
@@ -123,7 +140,7 @@ class DrawFunction:
     def _single(self) -> Callable[..., list[np.ndarray]]:
         with _quick_compilation():
             return compile_with_updates(
-                self._inputs,
+                [*self._inputs, *self._data],
                 self._outputs,
                 mode=interpreted_mode(),
                 on_unused_input="ignore",
@@ -139,11 +156,12 @@ def _quick_compilation() -> Any:
 def _call_in_chunks(
     function: Callable[..., list[np.ndarray]],
     inputs: Sequence[np.ndarray],
+    data: Sequence[np.ndarray],
     reduce: Reduction,
 ) -> list[np.ndarray]:
     """Call a vectorised function on chunks of draws, as large as memory allows."""
     n = len(inputs[0])
-    outputs = function(*(values[:FIRST_DRAWS] for values in inputs))
+    outputs = function(*(values[:FIRST_DRAWS] for values in inputs), *data)
     numbers_per_draw = sum(values[0].size for values in outputs)
     first = reduce(outputs)
     results = [np.empty((n, *values.shape[1:]), values.dtype) for values in first]
@@ -152,16 +170,19 @@ def _call_in_chunks(
     size = max(NUMBERS_PER_CALL // max(numbers_per_draw, 1), 1)
     for start in range(FIRST_DRAWS, n, size):
         part = slice(start, start + size)
-        outputs = reduce(function(*(values[part] for values in inputs)))
+        outputs = reduce(function(*(values[part] for values in inputs), *data))
         for result, values in zip(results, outputs, strict=True):
             result[part] = values
     return results
 
 
 def _call_one_by_one(
-    function: Callable[..., list[np.ndarray]], inputs: Sequence[np.ndarray]
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[np.ndarray],
+    data: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
     """Call a function of one draw on each draw."""
     # The ellipsis keeps the values of scalar variables arrays, which PyTensor asks for.
-    rows = [function(*(values[i, ...] for values in inputs)) for i in range(len(inputs[0]))]
+    n = len(inputs[0])
+    rows = [function(*(values[i, ...] for values in inputs), *data) for i in range(n)]
     return [np.stack(column) for column in zip(*rows, strict=True)]

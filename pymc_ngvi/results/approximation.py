@@ -23,6 +23,7 @@ from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.centring import recentred
+from pymc_ngvi.model.densities import LeftOut
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
@@ -289,6 +290,21 @@ class GaussianApproximation:
             coords=coords,
             dims=dims,
         )
+
+    @property
+    def reads_batches(self) -> bool:
+        """Whether the fitted model holds a batch of its data at a time."""
+        return self._transform_for(self.model).reads_batches
+
+    def leave_one_out(self, n: int, variable: str, random_seed: Any) -> LeftOut:
+        """Predict each observation from all the others, by n weighed draws.
+
+        The log-likelihoods stay where the rows are: of each observation a few numbers are kept.
+        """
+        rng, transform = as_generator(random_seed), self._transform_for(self.model)
+        weighed = weigh(self.gaussian, self._draw_flat(n, rng), transform, required=True)
+        assert weighed.log_p is not None
+        return transform.without_each(weighed.draws, weighed.log_p - weighed.log_q, variable)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to a netCDF file: the Gaussian, the history and the report.

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import xarray
 
 from pymc_ngvi._compat import (
     compare_elpds,
@@ -20,8 +21,9 @@ from pymc_ngvi._compat import (
     is_elpd,
     loo_from_approximation,
     loo_from_draws,
+    make_elpd,
 )
-from pymc_ngvi.arguments import check_choice
+from pymc_ngvi.arguments import check_choice, check_count
 from pymc_ngvi.errors import warn
 from pymc_ngvi.results.approximation import GaussianApproximation
 from pymc_ngvi.results.verdict import FULL_EFFICIENCY
@@ -66,18 +68,15 @@ def loo(
     ValueError
         The model has several observed variables and `var_name` is not given, or none of that name.
     """
-    if isinstance(data, GaussianApproximation):
-        data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
-    variable = _observed_variable(data, var_name)
-    estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
-    with warnings.catch_warnings():
-        # The warning below says for how many observations.
-        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
-        elpd = estimate(data, variable)
+    if isinstance(data, GaussianApproximation) and data.reads_batches:
+        elpd, efficiency = _loo_in_partitions(data, var_name, draws, random_seed)
+    else:
+        if isinstance(data, GaussianApproximation):
+            data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
+        elpd, efficiency = _loo_of_draws(data, var_name)
     # Where weights are almost equal, k-hat is about a tail that holds too little to matter.
     # A k-hat that is NaN says nothing good either, hence the negations.
-    even = _efficiency(data, variable) >= FULL_EFFICIENCY
-    bad = int((~(elpd.pareto_k <= elpd.good_k) & ~even).sum())
+    bad = int((~(elpd.pareto_k <= elpd.good_k) & ~(efficiency >= FULL_EFFICIENCY)).sum())
     if bad:
         warn(
             f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "
@@ -86,6 +85,32 @@ def loo(
             "observations, or sample the model with pm.sample"
         )
     return elpd
+
+
+def _loo_of_draws(data: Any, var_name: str | None) -> tuple[Any, Any]:
+    """Return the estimate from draws, and the share of them that is effective by observation."""
+    variable = _observed_variable(data, var_name)
+    estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
+    with warnings.catch_warnings():
+        # Whoever called says for how many observations.
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        return estimate(data, variable), _efficiency(data, variable)
+
+
+def _loo_in_partitions(
+    approx: GaussianApproximation, var_name: str | None, draws: int, random_seed: Any
+) -> tuple[Any, Any]:
+    """Return the same for data that are read in batches, of which only a part is held at a time."""
+    names = [variable.name for variable in approx.model.observed_RVs]
+    variable = _choose(names, var_name)
+    n = check_count("draws", draws)
+    found = approx.leave_one_out(n, variable, random_seed)
+    dims = [f"{variable}_dim_{i}" for i in range(found.elpd.ndim)]
+    elpd, density, khat, efficiency = (
+        xarray.DataArray(values, dims=dims)
+        for values in (found.elpd, found.density, found.khat, found.efficiency)
+    )
+    return make_elpd(elpd, density, khat, n), efficiency
 
 
 def compare(
@@ -156,7 +181,11 @@ def _observed_variable(data: Any, var_name: str | None) -> str:
             else "add it with pm.compute_log_likelihood"
         )
         raise TypeError(f"the draws have no log-likelihood: {way}")
-    names = [str(name) for name in data["log_likelihood"].data_vars]
+    return _choose([str(name) for name in data["log_likelihood"].data_vars], var_name)
+
+
+def _choose(names: list[str], var_name: str | None) -> str:
+    """Choose an observed variable: the one that is named, or the only one."""
     if var_name is None and len(names) == 1:
         return names[0]
     if var_name is None:

@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.data import ModelData
-from pymc_ngvi.model.densities import Densities, Values
+from pymc_ngvi.model.densities import Densities, LeftOut, Values
 from pymc_ngvi.model.layout import Layout, Outline, Slot, named_axes
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import find_data
@@ -122,6 +122,10 @@ class DrawTransform:
     def log_likelihood(self, draws: Array) -> Values:
         """Log-likelihood (n, ...) of each observation at draws (n, d), by observed variable."""
         return self._densities.by_observation(self.layout.unflatten(draws))
+
+    def without_each(self, draws: Array, log_ratios: Array, variable: str) -> LeftOut:
+        """Predict each observation of a variable from all the others, at draws (n, d)."""
+        return self._densities.without_each(self.layout.unflatten(draws), log_ratios, variable)
 
     @cached_property
     def _data(self) -> ModelData:

@@ -26,8 +26,10 @@ def show(*, terminal, enabled=True, fails=False):
         for t in range(3):
             bar.update(State(None), info(t))
         bar.stage("judging")
+        bar.reading("log-densities", 5_000, 5_000)
         if fails:
             raise RuntimeError
+    bar.reading("log-densities", 6_000, 6_000)
     return stream.getvalue()
 
 
@@ -35,6 +37,12 @@ def test_terminal_shows_the_fit():
     shown = show(terminal=True)
     for part in ("3 iterations", "ELBO -12.345", "step 0.25", "samples 64", "evaluations/s"):
         assert part in shown
+
+
+def test_terminal_shows_the_rows_that_a_pass_has_read():
+    shown = show(terminal=True)
+    assert "log densities: 5,000 of 5,000 rows" in shown
+    assert "6,000" not in shown
 
 
 def test_terminal_shows_the_stages_in_one_line():

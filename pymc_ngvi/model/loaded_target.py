@@ -1,0 +1,145 @@
+"""A model whose data are read in partitions, as a target: what passes over them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import compress
+from operator import not_
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.arguments import check_choice
+from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.model.data import Rows
+from pymc_ngvi.model.evaluators import Data
+from pymc_ngvi.model.executors import executor_for
+from pymc_ngvi.model.partitions import Partition, divide
+from pymc_ngvi.model.passes import Evaluate, Finite, LogDensity, OwnFunctions, Passes, Result, Work
+from pymc_ngvi.model.rows import RowTerms
+from pymc_ngvi.model.target import CURVATURES, ModelTarget
+
+# Numbers in the rows of a chunk, and in their derivatives with respect to each parameter: 30 MB.
+_CHUNK_NUMBERS = 2**22
+_LARGEST_CHUNK = 2**16
+# Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
+_ROWS_CHECKED = 2**16
+# Rows on which the way to evaluate a model is found that reads all its data at each evaluation.
+_SAMPLE = 1000
+
+
+class LoadedTarget(ModelTarget):
+    """A compiled model that does not hold its data.
+
+    Parameters
+    ----------
+    *args
+        As for :class:`~pymc_ngvi.model.target.ModelTarget`.
+
+    Attributes
+    ----------
+    passes_over_data : Passes
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _, terms, *_ = args
+        self._row_terms = RowTerms(terms, self.layout)
+        self._checked = False
+
+    @cached_property
+    def passes_over_data(self) -> Passes:
+        """Whoever passes over the data."""
+        functions = OwnFunctions(self._functions, lambda: self._functions.blueprint)
+        return Passes(divide(self._data), executor_for(self._data), functions)
+
+    def watch(self, progress: Callable[[str, int, int], None]) -> None:
+        """Call ``progress(what, rows, all_rows)`` while a pass over the data goes on."""
+        self.passes_over_data.watch = progress
+
+    def _pass(self, work: Work[Result]) -> Result:
+        """Do a piece of work on all the data."""
+        return self.passes_over_data.run(work)
+
+    def evaluate_fully(self, draws: Array, curvature: str, *, mean: bool = False) -> Evaluation:
+        """Log density, gradient and Hessian (or their mean) at draws (n, d), of all the data."""
+        check_choice("curvature", curvature, CURVATURES)
+        if curvature != "none":
+            self._ensure_hessian()
+        return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size, mean))
+
+    def _check_data(self) -> None:
+        """Raise, once, where the model does not fit its data; and begin to read them."""
+        if not self._checked:
+            self._row_terms.check_shapes(self.initial_point)
+            if self._data.in_memory and self._data.n_rows <= _ROWS_CHECKED:
+                self._check_rows(self.initial_point, self.passes_over_data.partitions)
+            self._checked = True
+        self.passes_over_data.prepare()
+
+    def _look_for_bad_rows(self, x: Array) -> None:
+        """Raise where a row is impossible, at x (d,) and around it.
+
+        The log densities of partitions say in which of them to look.
+        """
+        finite = self._pass(Finite(x, self._chunk_size))
+        self._check_rows(x, list(compress(self.passes_over_data.partitions, map(not_, finite))))
+
+    def _check_rows(self, x: Array, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            for rows in partition.chunks(partition.read(), self._chunk_size):
+                self._row_terms.check(x, rows, partition.where)
+
+    @property
+    def _chunk_size(self) -> int:
+        """Number of rows of a chunk, at most."""
+        numbers = max(self.dim, self._data.row_size)
+        return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
+
+
+class PassTarget(LoadedTarget):
+    """A compiled model of which every evaluation passes over all the data.
+
+    It is for loaders without batches: the fit is that of a model that holds all its data.
+    """
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that the log density of one draw goes through: a row has one at least."""
+        return self._data.n_rows
+
+    def find_structure(self) -> Structure | None:
+        """Raise: a part of the rows does not show where the Hessian of all has entries."""
+        raise ValueError(
+            'family="sparse" is not possible for data that a loader reads: use family="fullrank", '
+            'or "meanfield" where that takes too much memory'
+        )
+
+    def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
+        """Prepare for a new fit: raise where the model does not fit its data."""
+        self._check_data()
+
+    def log_density(self, draws: Array) -> Array:
+        """Log density (n,) at draws (n, d)."""
+        return self._pass(LogDensity(self._as_draws(draws), self._chunk_size))
+
+    def average(self, draws: Array, curvature: str) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
+        return self.evaluate_fully(draws, curvature, mean=True)
+
+    def _evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
+        found = self.evaluate_fully(draws, curvature)
+        if len(draws) == 1 and not np.isfinite(found.log_density).all():
+            self._look_for_bad_rows(draws[0])
+        return found
+
+    def _draw_rows(self) -> Data:
+        """Return the first rows, which show how the model is evaluated."""
+        arrays = tuple(
+            feed.cast(feed.loader.read(0, min(_SAMPLE, feed.loader.n_rows)))
+            for feed in self._data.feeds
+        )
+        return Rows(0, 1.0, (1.0,) * len(arrays), arrays).arguments

@@ -31,7 +31,7 @@ from pymc_ngvi.interface.interrupts import Shield
 from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.target import Reading
-from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict, judge
 
@@ -56,7 +56,7 @@ class Fit:
     ----------
     prepared : Prepared
         What to fit and where to start.
-    approx : GaussianApproximation
+    approx : NGVIApproximation
         The approximation to keep up to date.
     score : bool
         Whether to keep the losses.
@@ -78,7 +78,7 @@ class Fit:
     def __init__(
         self,
         prepared: Prepared,
-        approx: GaussianApproximation,
+        approx: NGVIApproximation,
         *,
         score: bool = True,
         callbacks: Sequence[PyMCCallback] = (),

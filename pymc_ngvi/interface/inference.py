@@ -29,7 +29,7 @@ from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
-from pymc_ngvi.results.approximation import GaussianApproximation, create_approximation
+from pymc_ngvi.results.approximation import NGVIApproximation, create_approximation
 
 
 class NGVI(Inference):
@@ -56,7 +56,7 @@ class NGVI(Inference):
 
     Attributes
     ----------
-    approx : GaussianApproximation
+    approx : NGVIApproximation
         The approximation. It exists before the fit, which updates it.
     """
 
@@ -91,7 +91,7 @@ class NGVI(Inference):
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
-    def approx(self) -> GaussianApproximation:  # type: ignore[override]
+    def approx(self) -> NGVIApproximation:  # type: ignore[override]
         """The approximation, updated by `fit`."""
         start = self._start_of(self._starts[0])
         approx = create_approximation(
@@ -162,7 +162,7 @@ class NGVI(Inference):
 
         Returns
         -------
-        GaussianApproximation or InferenceData
+        NGVIApproximation or InferenceData
         """
         run = Run(
             n=n,

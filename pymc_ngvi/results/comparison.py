@@ -23,7 +23,7 @@ from pymc_ngvi._compat import (
 )
 from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.errors import warn
-from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.verdict import FULL_EFFICIENCY
 
 #: Number of draws that are made of an approximation to compare it.
@@ -66,7 +66,7 @@ def loo(
     ValueError
         The model has several observed variables and `var_name` is not given, or none of that name.
     """
-    if isinstance(data, GaussianApproximation):
+    if isinstance(data, NGVIApproximation):
         data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
     variable = _observed_variable(data, var_name)
     estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
@@ -125,7 +125,7 @@ def compare(
         raise ValueError(f"compare takes two models or more, got {list(models)}")
     sampled = {
         name: model.sample(draws, random_seed=random_seed, log_likelihood=True)
-        if isinstance(model, GaussianApproximation)
+        if isinstance(model, NGVIApproximation)
         else model
         for name, model in models.items()
     }

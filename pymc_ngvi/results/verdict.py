@@ -1,4 +1,4 @@
-"""How good a fitted Gaussian is, judged on fresh draws from it."""
+"""How good a fitted distribution is, judged on fresh draws from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas
 
+from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.estimators import mean_and_error
-from pymc_ngvi.core.families import Gaussian, standard_normal
+from pymc_ngvi.core.families import standard_normal
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.draws import OwnScale
@@ -156,13 +157,15 @@ class Verdict:
         )
 
 
-def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: int = 0) -> Verdict:
-    """Judge a Gaussian by the importance ratios p/q at fresh draws from it.
+def judge(
+    target: ModelTarget, q: Distribution, rng: np.random.Generator, *, spent: int = 0
+) -> Verdict:
+    """Judge a distribution by the importance ratios p/q at fresh draws from it.
 
     Parameters
     ----------
     target : ModelTarget
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
     spent : int
         Evaluations of the target by the fit. The verdict takes more than the first draws only as
@@ -175,7 +178,7 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
         Without k-hat where p is estimated from batches that leave too much noise in it: the ratios
         are then those of the batches, not of the posterior.
     """
-    full = target.of_all_data(q, rng)
+    full = target.of_all_data(q.gaussian, rng)
     fresh = FreshDraws(q, rng)
     own = OwnScale(target.model, target.layout)
     cheap = _CHEAP // target.numbers
@@ -201,18 +204,18 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
 
 
 class FreshDraws:
-    """Antithetic draws from a Gaussian in blocks that are made again when they are needed.
+    """Antithetic draws from a distribution in blocks that are made again when they are needed.
 
     So they take little memory, however many draws and parameters there are.
 
     Parameters
     ----------
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
         Gives the seed of the draws: one number, however many draws are made.
     """
 
-    def __init__(self, q: Gaussian, rng: np.random.Generator) -> None:
+    def __init__(self, q: Distribution, rng: np.random.Generator) -> None:
         self.q = q
         self._seed = int(rng.integers(2**63))
         self._pairs: list[int] = []  # in each block
@@ -266,7 +269,7 @@ def check_parameters(
     -------
     pandas.DataFrame
         The unconstrained components, then those of transformed variables on their own scale. The
-        former have the exact mean and sd of the Gaussian.
+        former have the exact mean and sd of the distribution.
     """
     blocks = fresh.weighed(log_weights)
     columns = Moments((np.hstack([x, own(x)]), weights) for x, weights in blocks).compare()
@@ -282,7 +285,7 @@ def check_parameters(
 
 def fresh_log_ratios(
     log_density: Callable[[Array], Array],
-    q: Gaussian,
+    q: Distribution,
     rng: np.random.Generator,
     n: int,
 ) -> Array:
@@ -292,7 +295,7 @@ def fresh_log_ratios(
     ----------
     log_density : callable
         Maps draws (n, d) to log p (n,).
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
     n : int
         Number of draws.

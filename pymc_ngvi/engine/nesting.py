@@ -254,12 +254,13 @@ class Nesting:
 def curvature_changes(
     problem: Problem, q: Gaussian, candidates: Sequence[Split], rng: np.random.Generator
 ) -> list[float]:
-    r"""By how much the curvature of the rest changes along each of some components, in nats.
+    r"""By how much the posterior changes its shape along each of some components, in nats.
 
-    The mean Hessian is estimated at one standard deviation of the component to either side, with
-    the rest where the fit has it there. If half the difference, relative to the precision, has the
-    entries :math:`\delta_j` on its diagonal, then a Gaussian with the same curvature everywhere
-    loses about :math:`\sum_j \delta_j^2 / 4`.
+    Mean gradient g and Hessian are estimated at one standard deviation of the component to either
+    side, with the rest where the fit has it there. If half the difference of the Hessians, relative
+    to the precision, has the entries :math:`\delta_j` on its diagonal, then a Gaussian with the same
+    curvature everywhere loses about :math:`\sum_j \delta_j^2 / 4`, and about
+    :math:`g' \Sigma g / 2` with means on a straight line.
 
     Parameters
     ----------
@@ -277,15 +278,18 @@ def curvature_changes(
         move = q.solve(np.eye(q.dim)[held])
         # The draws with this component at its mean, and the rest where it is then.
         central = draws - np.outer(draws[:, held] - q.mean[held], move / move[held])
-        sides = []
+        sides, lost = [], 0.0
         for sign in (1.0, -1.0):
             moved = central + sign * move / np.sqrt(move[held])
             with np.errstate(over="ignore", invalid="ignore"):
-                hessian = problem.target.average(moved, q.curvature).hessian
-            assert hessian is not None
-            sides.append(q.diagonal(hessian)[split.rest])
-        change = (sides[0] - sides[1]) / (2 * scale[split.rest])
-        found.append(float(np.square(change).sum() / 4))
+                evaluation = problem.target.average(moved, q.curvature)
+            assert evaluation.hessian is not None
+            sides.append(q.diagonal(evaluation.hessian))
+            gradient = evaluation.gradient.mean(axis=0)
+            gradient[held] = 0.0
+            lost += gradient @ q.solve(gradient) / 4
+        change = (sides[0] - sides[1]) / (2 * scale)
+        found.append(float(np.square(change).sum() / 4 + lost))
     return [value if np.isfinite(value) else 0.0 for value in found]
 
 

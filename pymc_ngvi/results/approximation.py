@@ -47,6 +47,7 @@ from pymc_ngvi.results.records import (
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
+from pymc_ngvi.results.verdict import Verdict
 from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
 
 
@@ -83,6 +84,8 @@ class NGVIApproximation:
         Names of these containers.
     target : ModelTarget or None
         The compiled model that the approximation was fitted to.
+    importance : str or None
+        What `sample` does with importance weights unless told otherwise.
 
     Notes
     -----
@@ -119,6 +122,7 @@ class NGVIApproximation:
         self.loader: Loader | None = None
         self.loaded: tuple[str, ...] = ()
         self.target: ModelTarget | None = None
+        self.importance: str | None = None
         self._transform: DrawTransform | None = None
         self.set_distribution(distribution)
         self.report = None
@@ -206,7 +210,7 @@ class NGVIApproximation:
         random_seed: Any = None,
         return_inferencedata: bool = True,
         log_likelihood: bool = False,
-        importance: str | None = None,
+        importance: str | None = "auto",
         replace: bool = False,
         include_transformed: bool = False,
         coords: Mapping[str, Any] | None = None,
@@ -229,7 +233,9 @@ class NGVIApproximation:
         log_likelihood : bool
             Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
             :func:`pymc_ngvi.compare`.
-        importance : {None, "psis", "resample", "match"}
+        importance : {"auto", None, "psis", "resample", "match"}
+            "auto" is what the fit says in the attribute `importance`: None, except where
+            ``remedy="auto"`` has found that matched draws are needed.
             None returns the draws as they are. "psis" requires their importance weights,
             `log_weight` in the group `sample_stats`, and warns where k-hat says that they cannot be
             used. "resample" makes ten times as many draws and chooses among them by these weights;
@@ -259,6 +265,7 @@ class NGVIApproximation:
         `log_q` is that of the moved Gaussian, and the attributes have `khat_unmatched` as well.
         """
         n = check_count("draws", draws)
+        importance = self.importance if importance == "auto" else importance
         check_importance(importance, replace=replace)
         if not return_inferencedata and (log_likelihood or importance == "psis"):
             raise ValueError(
@@ -305,6 +312,19 @@ class NGVIApproximation:
             dims=dims,
         )
 
+    def try_matching(self, n: int, rng: np.random.Generator) -> tuple[Verdict, float]:
+        """Judge n matched draws; return this, and the k-hat of the draws as they are."""
+        transform = self._transform_for(self.model)
+        pool = weigh(*self._draw_flat(n * POOL, rng), transform, required=True)
+        matched = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
+        assert pool.importance is not None
+        return matched.verdict, pool.importance.khat
+
+    def take_records(self, other: NGVIApproximation) -> None:
+        """Take over what another approximation knows of the fit, but for its report."""
+        for name in ("hist", "history", "seed", "loader", "loaded", "target"):
+            setattr(self, name, getattr(other, name))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to a netCDF file: the Gaussian, the history and the report.
 
@@ -326,6 +346,7 @@ class NGVIApproximation:
             seed=np.asarray(self.seed).tolist() if numbers else None,
             loaded=self.loaded,
             centring=self.centring,
+            importance=self.importance,
         )
         storage.write(path, fit)
 
@@ -513,4 +534,5 @@ def load(
     approx.seed = saved.seed
     approx.loader = loader
     approx.loaded = saved.loaded
+    approx.importance = saved.importance
     return approx

@@ -60,6 +60,8 @@ class SavedFit:
         Names of the data containers that a loader filled.
     centring : dict of str to array
         Degrees of centring of variables that were recentred.
+    importance : str or None
+        What `sample` does with importance weights unless told otherwise.
     """
 
     distribution: Distribution
@@ -70,6 +72,7 @@ class SavedFit:
     seed: Any
     loaded: tuple[str, ...] = ()
     centring: Degrees = dataclasses.field(default_factory=dict)
+    importance: str | None = None
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the fit as a dataset of numbers and strings."""
@@ -96,6 +99,7 @@ class SavedFit:
                 "seed": json.dumps(self.seed),
                 "loaded": json.dumps(self.loaded),
                 "centring": degrees_to_json(self.centring),
+                "importance": json.dumps(self.importance),
             },
         )
 
@@ -121,6 +125,7 @@ class SavedFit:
             seed=json.loads(attrs["seed"]),
             loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
             centring=degrees_from_json(attrs.get("centring", "{}")),
+            importance=json.loads(attrs.get("importance", "null")),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,27 +134,29 @@ class Verdict:
             word = f"{len(self.off)} of {len(self.parameters)} parameters off"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
-    def warning(self) -> str:
+    def warning(self, remedies: Sequence[str] = (), tried: Sequence[str] = ()) -> str:
         """Say in one line what to warn of, and what to do; nothing for a fit to rely on.
 
         A fit that was cut short is not judged, and its status says so.
+
+        Parameters
+        ----------
+        remedies : sequence of str
+            What may help, in the order in which to try it. NUTS is always the last.
+        tried : sequence of str
+            What was tried, and did not suffice.
         """
         if self.problem:
             return f"the fit was not judged: {self.problem}"
         if not self.draws or not self.unreliable:
             return ""
+        ways = ", or ".join([*remedies, "NUTS: pm.sample(**approx.nuts_kwargs())"])
+        advice = f"{', '.join(tried)} did not suffice; try {ways}" if tried else f"try {ways}"
         if not self.weighable:
-            return (
-                f"the posterior is not close to a Gaussian of this family (k-hat {self}): "
-                "reparametrise (non-centred hierarchies), or check against pm.sample"
-            )
+            return f"the posterior is not close to the approximation (k-hat {self}): {advice}"
         first = next(describe(self.off))
         more = f" (and {len(self.off) - 1} more: approx.report.parameters)"
-        return (
-            f"the fit is off in {first}{more if len(self.off) > 1 else ''}. "
-            'Correct it by sample(importance="resample"), reparametrise the model, or sample it: '
-            "pm.sample(**approx.nuts_kwargs())"
-        )
+        return f"the fit is off in {first}{more if len(self.off) > 1 else ''}: {advice}"
 
 
 def judge(

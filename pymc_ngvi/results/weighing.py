@@ -17,7 +17,7 @@ from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.matching import Matching, match_moments
 from pymc_ngvi.results.verdict import Verdict
 
-IMPORTANCE = (None, "psis", "resample", "match")
+IMPORTANCE = ("auto", None, "psis", "resample", "match")
 
 #: Those that choose draws by their weights.
 RESAMPLED = ("resample", "match")
@@ -87,18 +87,25 @@ class WeighedDraws:
             "resampled": int(self.resampled),
         }
 
+    @property
+    def verdict(self) -> Verdict:
+        """What the weights say of themselves."""
+        if self.importance is None:
+            return Verdict()
+        n = self.importance.log_weights.size
+        return Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
+
     def warn_if_unreliable(self) -> None:
         """Warn where weights cannot correct for what the approximation misses."""
         if self.importance is None:
             return
-        n = self.importance.log_weights.size
-        verdict = Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
+        verdict, n = self.verdict, self.importance.log_weights.size
         if np.isnan(verdict.khat):
             warn(f"{n} draws are too few to tell whether importance weights help", UnreliableFit)
         elif not verdict.weighable:
             warn(
-                f"importance weights cannot correct this fit (k-hat {verdict}): reparametrise the "
-                "model, or use pm.sample",
+                f"importance weights cannot correct this fit (k-hat {verdict}): fit with "
+                'remedy="auto", or sample the model by pm.sample(**approx.nuts_kwargs())',
                 UnreliableFit,
             )
 

@@ -117,7 +117,7 @@ class Remedies:
     def _named(self) -> list[str]:
         """Name the remedies that are left, those that cost least first."""
         options, target = self.options, self.target
-        named = []
+        named = ['family="fullrank"'] if self.fit.state.q.factorised else []
         if options.reparametrize is False and candidates(target.model, factorised=False):
             named.append('reparametrize="auto"')
         fitted = bool(self.fit.verdict.draws) and self.fit.verdict.unreliable

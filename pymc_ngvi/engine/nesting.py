@@ -258,7 +258,7 @@ def curvature_changes(
 
     Mean gradient g and Hessian are estimated at one standard deviation of the component to either
     side, with the rest where the fit has it there. If half the difference of the Hessians, relative
-    to the precision, has the entries :math:`\delta_j` on its diagonal, then a Gaussian with the same
+    to the precision, has the entries :math:`\delta_j` on its diagonal, then a Gaussian with one
     curvature everywhere loses about :math:`\sum_j \delta_j^2 / 4`, and about
     :math:`g' \Sigma g / 2` with means on a straight line.
 

@@ -124,7 +124,8 @@ class Remedies:
         if fitted and not self.tried and self._can_nest:
             named += [f"nested=[{name!r}]".replace("'", '"') for name in self._ranked()[:1]]
         if not any(word.startswith("matched") for word in self.tried) and not target.reads_batches:
-            named.append('sample(importance="match")')
+            how = "resample" if self._verdict.weighable else "match"
+            named.append(f'sample(importance="{how}")')
         return named
 
     # Nested fits.

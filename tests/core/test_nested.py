@@ -1,5 +1,7 @@
 """Nested distributions: one exact density, whatever the Gaussians at the points of the grid."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy
@@ -40,6 +42,10 @@ def nested(n_held, family=FullGaussian, seed=1):
     return Nested(split, rng.normal(size=n_held), scale, axes, log_marginal.reshape(shape), members)
 
 
+def density_at(x, density):
+    return np.exp(density.log_density(np.array([x]))[0])
+
+
 class TestLogLinear:
     nodes = np.array([-1.0, 0.0, 0.5, 2.0])
     values = np.array([[0.0, 1.0, 1.0, -3.0], [2.0, -40.0, 1.0, 1.5]])
@@ -48,11 +54,8 @@ class TestLogLinear:
         density = LogLinear(self.nodes, self.values, 0.5)
         for row in range(2):
             alone = LogLinear(self.nodes, self.values[[row]], 0.5)
-            pieces = [-60.0, *self.nodes, 60.0]
-            total = sum(
-                scipy.integrate.quad(lambda x: np.exp(alone.log_density(np.array([x]))[0]), a, b)[0]
-                for a, b in zip(pieces, pieces[1:], strict=False)
-            )
+            pieces = itertools.pairwise([-60.0, *self.nodes, 60.0])
+            total = sum(scipy.integrate.quad(density_at, *ends, alone)[0] for ends in pieces)
             np.testing.assert_allclose(total, 1.0, rtol=1e-7)
             np.testing.assert_allclose(alone.log_integral[0], density.log_integral[row])
 

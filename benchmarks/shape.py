@@ -3,6 +3,7 @@
     python benchmarks/shape.py                              # every model, one seed
     python benchmarks/shape.py eight_schools --seeds 5
     python benchmarks/shape.py --cache FOLDER               # where draws of NUTS are kept
+    python benchmarks/shape.py --picture                    # draw marginals of eight schools
 
 The ways to fit are one Gaussian on the values as they are written (`plain`), the default call
 (`default`), and the default call with ``remedy="auto"`` (`remedy`). Errors are against 4 chains of
@@ -33,6 +34,7 @@ COLUMNS += ("evaluations", "gradients", "mean_error", "mean_worst", "sd_low", "s
 COLUMNS += ("worst_mean_error", "worst_sd_ratio", "warned", "notes", "build_s", "fit_s")
 COLUMNS += ("cpu_s", "nuts_s", "nuts_rhat", "nuts_ess", "nuts_divergences", "problem")
 DRAWS = 4000
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "eight_schools_shapes.png"
 NUTS = {"chains": 4, "draws": 2000, "tune": 1500, "target_accept": 0.95}
 
 
@@ -126,6 +128,45 @@ def compared(draws: Any, exact: Any, layout: Any) -> process.Row:
     }
 
 
+def picture(cache: str) -> None:
+    """Draw marginals of eight schools: one Gaussian, recentred, nested, and NUTS."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import shape_models
+    from references import unconstrain
+
+    import pymc_ngvi as ngvi
+
+    built = shape_models.MODELS["eight_schools"]()
+    nuts = np.load(Path(cache, "eight_schools.npz"))["draws"]
+    fits = {
+        "one Gaussian": {"reparametrize": False},
+        "recentred": {},
+        'nested=["tau"]': {"nested": ["tau"]},
+    }
+    components = {"log tau": 1, "mu": 0, "theta[0]": 2}
+    figure, axes = plt.subplots(1, len(components), figsize=(10, 3), layout="constrained")
+    for axis, (name, i) in zip(axes, components.items(), strict=True):
+        low, high = np.quantile(nuts[:, i], [0.002, 0.998])
+        axis.hist(nuts[:, i], 60, (low, high), density=True, color="0.85", label="NUTS")
+        axis.set(title=name, yticks=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for label, options in fits.items():
+            approx = ngvi.NGVI(model=built, **options).fit(random_seed=1, progressbar=False)
+            posterior = approx.sample(40_000, random_seed=1)["posterior"]
+            names = [variable.name for variable in built.free_RVs]
+            draws = unconstrain(built, {n: posterior[n].values[0] for n in names})
+            for axis, i in zip(axes, components.values(), strict=True):
+                edges = np.linspace(*axis.get_xlim(), 70)
+                heights, _ = np.histogram(draws[:, i], edges, density=True)
+                # Of all draws, those outside the axis included.
+                heights *= np.mean((draws[:, i] > edges[0]) & (draws[:, i] < edges[-1]))
+                axis.plot((edges[1:] + edges[:-1]) / 2, heights, label=label)
+    axes[0].legend(frameon=False, fontsize="small")
+    figure.savefig(PICTURE, dpi=120)
+
+
 def main() -> None:
     """Measure the models named, or all."""
     names = ("eight_schools", "poisson_hierarchy", "varying_intercepts", "meta_analysis")
@@ -138,7 +179,11 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
     parser.add_argument("--cache", default=str(Path(__file__).parent / ".cache" / "shape"))
+    parser.add_argument("--picture", action="store_true", help="draw, and measure nothing")
     arguments = parser.parse_args()
+    if arguments.picture:
+        picture(arguments.cache)
+        return
     Path(arguments.cache).mkdir(parents=True, exist_ok=True)
     table = process.Table("shape", ("model", "way", "seed"), COLUMNS)
     for model in arguments.models or names:

@@ -45,7 +45,7 @@ def eight_schools() -> pm.Model:
 
 @model
 def poisson_hierarchy() -> pm.Model:
-    """Counts of 20 groups, one for each, centred."""
+    """Poisson counts of 20 groups, one for each, centred."""
     rng = np.random.default_rng(1)
     counts = rng.poisson(np.exp(rng.normal(0.5, 0.4, 20)))
     with pm.Model() as built:
@@ -58,7 +58,7 @@ def poisson_hierarchy() -> pm.Model:
 
 @model
 def varying_intercepts() -> pm.Model:
-    """A slope and 30 intercepts, from 1 to 5 rows each."""
+    """Linear regression with a slope and 30 intercepts, from 1 to 5 rows each."""
     rng = np.random.default_rng(2)
     group = np.repeat(np.arange(30), rng.integers(1, 6, 30))
     x = rng.normal(size=group.size)
@@ -122,7 +122,7 @@ def stochastic_volatility() -> pm.Model:
 
 @model
 def hsgp_regression() -> pm.Model:
-    """A Gaussian process by 20 basis functions, 120 points."""
+    """Gaussian process by 20 basis functions, 120 points."""
     rng = np.random.default_rng(6)
     x = np.sort(rng.uniform(-1.0, 1.0, 120))
     y = np.sin(4 * x) + 0.3 * x + rng.normal(0.0, 0.3, 120)

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.distribution import Distribution, log_standard_normal
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian, standard_normal
+from pymc_ngvi.core.interpolation import interpolation, refined
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.log_linear import LogLinear
 
@@ -81,7 +82,7 @@ class Nested(Distribution):
         self._means = np.array([member.mean for member in members])
         self._log_diagonals = np.log([member.root_diagonal for member in members])
         per_cell = _PIECES[len(self.axes) - 1]
-        self._fine = [_refined(axis, per_cell) for axis in self.axes]
+        self._fine = [refined(axis, per_cell) for axis in self.axes]
         self._first = self._marginal_of_first()
         points, weights = self._quadrature
         values, around, _ = self._at(points)
@@ -310,42 +311,6 @@ class Nested(Distribution):
             arrays["log_marginal"],
             members,
         )
-
-
-def interpolation(nodes: Array, t: Array) -> Array:
-    """Weights (n, g) by which values at nodes (g,) are interpolated at points t (n,).
-
-    The weights are those of cubic pieces whose slopes at the nodes are differences of neighbours.
-    Beyond the nodes the value is that of the last one.
-    """
-    t = np.clip(t, nodes[0], nodes[-1])
-    steps = np.diff(nodes)
-    left = np.clip(np.searchsorted(nodes, t, side="right") - 1, 0, steps.size - 1)
-    step = steps[left]
-    s, rows = (t - nodes[left]) / step, np.arange(t.size)
-    slopes = _slopes(nodes)
-    weights = (s * (1 - s) ** 2 * step)[:, np.newaxis] * slopes[left]
-    weights -= (s**2 * (1 - s) * step)[:, np.newaxis] * slopes[left + 1]
-    weights[rows, left] += (1 + 2 * s) * (1 - s) ** 2
-    weights[rows, left + 1] += s**2 * (3 - 2 * s)
-    return np.asarray(weights)
-
-
-def _slopes(nodes: Array) -> Array:
-    """Matrix (g, g) that turns values at the nodes into slopes there, exact for parabolas."""
-    steps = np.diff(nodes)
-    ahead = (np.eye(nodes.size)[1:] - np.eye(nodes.size)[:-1]) / steps[:, np.newaxis]
-    slopes = np.empty((nodes.size, nodes.size))
-    slopes[0], slopes[-1] = ahead[0], ahead[-1]
-    share = (steps[1:] / (steps[:-1] + steps[1:]))[:, np.newaxis]
-    slopes[1:-1] = share * ahead[:-1] + (1 - share) * ahead[1:]
-    return slopes
-
-
-def _refined(nodes: Array, pieces: int) -> Array:
-    """Nodes with so many pieces between two neighbours."""
-    places = np.arange(pieces * (nodes.size - 1) + 1) / pieces
-    return np.interp(places, np.arange(nodes.size), nodes)
 
 
 def _least_slope(nodes: Array) -> float:

@@ -17,7 +17,8 @@ from pymc_ngvi.core.algorithm import Status
 from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families import SparseGaussian
 from pymc_ngvi.core.nested import MOST_HELD
-from pymc_ngvi.engine.nesting import NestedFit, Nesting, curvature_changes
+from pymc_ngvi.engine.bending import curvature_changes
+from pymc_ngvi.engine.nesting import NestedFit, Nesting
 from pymc_ngvi.errors import DomainError, NonFiniteError, UnreliableFit, warn
 from pymc_ngvi.interface.fit import Fit
 from pymc_ngvi.interface.progress import ProgressBar
@@ -155,9 +156,9 @@ class Remedies:
         return [scalars[i].variable for i in order if changes[i] > LEAST_CHANGE]
 
     def _nest_by_itself(self) -> None:
-        """Nest in one variable; where that does not suffice, in two."""
+        """Nest in one variable, or another one; where that does not suffice, in both."""
         ranked = self._ranked() if self._can_nest else []
-        for names in (ranked[:1], ranked[:2])[: len(ranked)]:
+        for names in filter(None, (ranked[:1], ranked[1:2], ranked[:2] * (len(ranked) > 1))):
             try:
                 found = self._nested(names)
             except (NonFiniteError, DomainError, np.linalg.LinAlgError):

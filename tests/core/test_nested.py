@@ -9,8 +9,9 @@ import scipy
 from pymc_ngvi.core.conditional import Conditional, Split
 from pymc_ngvi.core.distribution import log_standard_normal
 from pymc_ngvi.core.families import CentredDiagonalGaussian, FullGaussian
+from pymc_ngvi.core.interpolation import interpolation
 from pymc_ngvi.core.log_linear import LogLinear
-from pymc_ngvi.core.nested import Nested, interpolation
+from pymc_ngvi.core.nested import Nested
 from tests.conftest import every_family, of, represent
 from tests.targets import GaussianTarget
 
@@ -85,7 +86,8 @@ def test_interpolation_is_exact_for_parabolas_inside_and_sums_to_one():
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
     np.testing.assert_allclose(weights @ (nodes**2 - nodes), t**2 - t, atol=1e-12)
     np.testing.assert_allclose(interpolation(nodes, nodes), np.eye(5), atol=1e-12)
-    np.testing.assert_allclose(interpolation(nodes, np.array([-9.0, 9.0])), np.eye(5)[[0, 4]])
+    beyond = interpolation(nodes, np.array([-3.0, 4.0, -90.0, 90.0]))
+    np.testing.assert_allclose(beyond @ nodes, [-3.0, 4.0, -4.5, 5.5])
 
 
 @every_family

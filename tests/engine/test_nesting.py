@@ -9,7 +9,8 @@ from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, SparseGaussi
 from pymc_ngvi.core.guards import lin
 from pymc_ngvi.core.projections import Identity
 from pymc_ngvi.core.sparse import Structure
-from pymc_ngvi.engine.nesting import DROP, Nesting, curvature_changes
+from pymc_ngvi.engine.bending import curvature_changes
+from pymc_ngvi.engine.nesting import DROP, Nesting
 from pymc_ngvi.engine.problem import Problem
 from tests.targets import Banana, Funnel, GaussianTarget, HalfSpace
 

@@ -51,6 +51,8 @@ MOST_EVALUATIONS = 4000
 _PROBES = 6
 #: A fall of the conditional ELBO between these, in nats, tells that.
 _TELLING = (0.5, 4.0)
+#: Points of the grid that are kept in any case.
+_FEWEST = 4
 
 Index: TypeAlias = tuple[int, ...]
 Value = TypeVar("Value")
@@ -136,7 +138,7 @@ class Nesting:
         """Walk outwards from the mean, and join what is found."""
         axes = range(self.split.held.size)
         spacing = np.array([self._spacing(axis) for axis in axes])
-        points = self._walk(spacing)
+        points = _without_failed_ends(self._walk(spacing))
         top = max(point.elbo for point in points.values())
         near = [point.settled for point in points.values() if point.elbo > top - DROP]
         complete = all(near) and len(points) < MOST_POINTS[spacing.size - 1]
@@ -247,6 +249,22 @@ class Nesting:
         with np.errstate(over="ignore", invalid="ignore"):
             ratios = target.log_density(q.unwhiten(self._z)) - q.log_density_whitened(self._z)
         return float(ratios.mean()) if np.isfinite(ratios).all() else -np.inf
+
+
+def _without_failed_ends(points: dict[Index, Point]) -> dict[Index, Point]:
+    """Leave out fits at the ends of a single axis that no step could improve.
+
+    Where the scale of the rest is so small that its precision is lost in rounding, the Gaussians of
+    the last good points, continued in a straight line, are better.
+    """
+    found = dict(points)
+    for end in (max, min):
+        while len(end(found)) == 1 and len(found) > _FEWEST:
+            last = found[end(found)]
+            if last.settled or not np.isfinite(last.elbo):  # there the density itself ends
+                break
+            del found[end(found)]
+    return found
 
 
 def _ended(iterations: Generator[Any, None, Value]) -> Value:

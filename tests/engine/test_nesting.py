@@ -31,9 +31,9 @@ def poor_start(dim):
     return FullGaussian.from_mean_covariance(np.full(dim, 0.3), 0.05 * np.eye(dim))
 
 
-@pytest.mark.parametrize("held", [[0], [3, 1]])
+@pytest.mark.parametrize("held", [[0], [2, 1]])
 def test_a_gaussian_is_found_exactly(held):
-    target = GaussianTarget.random(4, 20.0, seed=3)
+    target = GaussianTarget.random(3, 20.0, seed=3)
     found = nest(target, target.optimum(FullGaussian), held)
     ratios = log_ratios(target, found.distribution)
     assert found.complete
@@ -42,9 +42,13 @@ def test_a_gaussian_is_found_exactly(held):
     assert ratios.std() < 0.05
 
 
-def test_a_funnel_is_found_where_no_gaussian_comes_near():
-    target = Funnel()
-    found = nest(target, poor_start(5), [0])
+@pytest.fixture(scope="module")
+def funnel():
+    return nest(Funnel(), poor_start(5), [0])
+
+
+def test_a_funnel_is_found_where_no_gaussian_comes_near(funnel):
+    target, found = Funnel(), funnel
     q = found.distribution
     ratios = log_ratios(target, q)
     np.testing.assert_allclose(ratios.mean(), 2.5 * np.log(2 * np.pi), atol=0.01)
@@ -55,8 +59,8 @@ def test_a_funnel_is_found_where_no_gaussian_comes_near():
 
 
 def test_a_banana_is_straight_given_its_long_direction():
-    target = Banana(0.5)
-    ratios = log_ratios(target, nest(target, poor_start(2), [0]).distribution)
+    target, start = Banana(0.5), FullGaussian.from_mean_covariance(np.zeros(2), np.eye(2))
+    ratios = log_ratios(target, nest(target, start, [0]).distribution)
     # The integral is that of two normal densities, of standard deviations 2 and 1/2.
     np.testing.assert_allclose(ratios.mean(), np.log(2 * np.pi), atol=0.02)
 
@@ -83,17 +87,16 @@ def test_the_walk_ends_where_the_density_does():
     assert held.min() < -2
 
 
-def test_the_grid_reaches_as_far_as_the_density():
-    target = Funnel()
-    marginal = nest(target, poor_start(5), [0]).distribution.log_marginal
+def test_the_grid_reaches_as_far_as_the_density(funnel):
+    marginal = funnel.distribution.log_marginal
     assert marginal[0] < marginal.max() - DROP
     assert marginal[-1] < marginal.max() - DROP
 
 
-def test_the_same_seed_gives_the_same_fit():
-    first, second = (nest(Funnel(), poor_start(5), [0], seed=4).distribution for _ in range(2))
-    np.testing.assert_array_equal(first.log_marginal, second.log_marginal)
-    np.testing.assert_array_equal(first.mean, second.mean)
+def test_the_same_seed_gives_the_same_fit(funnel):
+    again = nest(Funnel(), poor_start(5), [0]).distribution
+    np.testing.assert_array_equal(again.log_marginal, funnel.distribution.log_marginal)
+    np.testing.assert_array_equal(again.mean, funnel.distribution.mean)
 
 
 def test_the_component_that_bends_the_rest_is_named():

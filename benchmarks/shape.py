@@ -148,7 +148,7 @@ def picture(cache: str) -> None:
     figure, axes = plt.subplots(1, len(components), figsize=(10, 3), layout="constrained")
     for axis, (name, i) in zip(axes, components.items(), strict=True):
         low, high = np.quantile(nuts[:, i], [0.002, 0.998])
-        axis.hist(nuts[:, i], 60, (low, high), density=True, color="0.85", label="NUTS")
+        axis.hist(nuts[:, i], 60, range=(low, high), density=True, color="0.85", label="NUTS")
         axis.set(title=name, yticks=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

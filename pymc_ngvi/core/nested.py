@@ -8,12 +8,14 @@ is one smooth density: with weights :math:`w_i(u)` that sum to 1,
 
     q(u, x) &= q(u)\, N\bigl(x;\; m(u),\, C(u) C(u)'\bigr), \qquad
     m(u) = \sum_i w_i(u)\, m_i, \\
-    C(u) &= D(u) \sum_i w_i(u)\, D_i^{-1} C_i, \qquad
+    C(u) &= \Bigl(\sum_i w_i(u)\, C_i D_i^{-1}\Bigr) D(u), \qquad
     \log D(u) = \sum_i w_i(u) \log D_i.
 
 :math:`C_i` are the triangular roots of the covariances at the points and :math:`D_i` their
 diagonals. The sum is then triangular with a diagonal of ones, whatever the weights, and
-:math:`\log|\det C(u)| = \sum_j \log D_j(u)`: the density of a draw is exact.
+:math:`\log|\det C(u)| = \sum_j \log D_j(u)`: the density of a draw is exact. What is interpolated
+are the coefficients by which components follow from each other, and the logarithms of their
+conditional scales: in a funnel the former are constant and the latter are straight lines.
 """
 
 from __future__ import annotations
@@ -136,8 +138,8 @@ class Nested(Distribution):
             t = np.linalg.solve(self.scale, (values - self.centre).T).T
             weights, log_diagonal = self._weights(t), self._weights(t) @ self._log_diagonals
             roots = np.tensordot(weights, self._unit_roots, 1)
-            centred = (rest - weights @ self._means) * np.exp(-log_diagonal)
-            z = np.linalg.solve(roots, centred[:, :, np.newaxis])[:, :, 0]
+            centred = rest - weights @ self._means
+            z = np.linalg.solve(roots, centred[:, :, np.newaxis])[:, :, 0] * np.exp(-log_diagonal)
             found[part] = self._log_density_held(t) + log_standard_normal(z)
             found[part] -= log_diagonal.sum(axis=1)
         return found
@@ -187,13 +189,15 @@ class Nested(Distribution):
 
     def _rest(self, weights: Array, z: Array) -> Array:
         """Draws (n, r) of the rest from standard normal rows (n, r)."""
-        total = np.zeros(z.shape)
+        draws, log_diagonal = weights @ self._means, weights @ self._log_diagonals
         for i, member in enumerate(self.members):
             rows = np.flatnonzero(weights[:, i])
             if rows.size:
-                moved = (member.unwhiten(z[rows]) - member.mean) * np.exp(-self._log_diagonals[i])
-                total[rows] += weights[rows, i, np.newaxis] * moved
-        return np.asarray(weights @ self._means + np.exp(weights @ self._log_diagonals) * total)
+                scaled = z[rows] * np.exp(log_diagonal[rows] - self._log_diagonals[i])
+                draws[rows] += weights[rows, i, np.newaxis] * (
+                    member.unwhiten(scaled) - member.mean
+                )
+        return np.asarray(draws)
 
     # Moments.
 
@@ -217,7 +221,7 @@ class Nested(Distribution):
         found = (centred.T * quadrature) @ centred
         rest = self.split.rest
         for part, share in zip(weights, quadrature, strict=True):
-            root = np.exp(part @ self._log_diagonals)[:, np.newaxis] * self._unit_root(part)
+            root = self._root(part)
             found[rest[:, np.newaxis], rest] += share * root @ root.T
         return np.asarray((found + found.T) / 2)
 
@@ -242,8 +246,7 @@ class Nested(Distribution):
     def _spread(self, weights: Array) -> Array:
         """Variances (n, r) of the rest given held values, by their weights (n, g)."""
         if self.split.rest.size <= _DENSE:
-            squares = np.array([np.square(self._unit_root(part)).sum(axis=1) for part in weights])
-            return np.asarray(squares * np.exp(2 * weights @ self._log_diagonals))
+            return np.array([np.square(self._root(part)).sum(axis=1) for part in weights])
         z = standard_normal(
             _SPREAD_DRAWS, self.split.rest.size, np.random.default_rng(0), antithetic=True
         )
@@ -259,14 +262,16 @@ class Nested(Distribution):
         eye = np.eye(self.split.rest.size)
         return np.array(
             [
-                (member.unwhiten(eye) - member.mean).T / member.root_diagonal[:, np.newaxis]
+                (member.unwhiten(eye) - member.mean).T / member.root_diagonal
                 for member in self.members
             ]
         )
 
-    def _unit_root(self, weights: Array) -> Array:
+    def _root(self, weights: Array) -> Array:
+        """Root (r, r) of the covariance of the rest at weights (g,)."""
         used = np.flatnonzero(weights)
-        return np.tensordot(weights[used], self._unit_roots[used], 1)
+        unit = np.tensordot(weights[used], self._unit_roots[used], 1)
+        return np.asarray(unit * np.exp(weights @ self._log_diagonals))
 
     # Files.
 

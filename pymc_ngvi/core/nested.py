@@ -38,6 +38,8 @@ from pymc_ngvi.core.log_linear import LogLinear
 MOST_HELD = 2
 #: Pieces of the log-linear density between two points of the grid, for one and for two axes.
 _PIECES = (16, 8)
+#: Nats by which the density beyond the grid falls over the distance of two points, at least.
+_DECAY = 3.0
 #: Points by which moments are integrated, along each of one or two axes.
 _QUADRATURE = (64, 24)
 #: Up to so many components of the rest, roots are dense matrices.
@@ -170,14 +172,14 @@ class Nested(Distribution):
             values = self._second(fine).log_integral[np.newaxis]
         else:
             values = (interpolation(self.axes[0], fine) @ self.log_marginal)[np.newaxis]
-        return LogLinear(fine, values, _least_slope(fine))
+        return LogLinear(fine, values, _least_slope(self.axes[0]))
 
     def _second(self, t: Array) -> LogLinear:
         """Return the densities of the second held component given values (n,) of the first."""
         fine = self._fine[1]
         rows = interpolation(self.axes[0], t) @ self.log_marginal
         values = rows @ interpolation(self.axes[1], fine).T
-        return LogLinear(fine, values, _least_slope(fine))
+        return LogLinear(fine, values, _least_slope(self.axes[1]))
 
     def _weights(self, t: Array) -> Array:
         """Weights (n, g) of the points of the grid at t (n, k)."""
@@ -319,4 +321,5 @@ class Nested(Distribution):
 
 
 def _least_slope(nodes: Array) -> float:
-    return float(1 / (nodes[-1] - nodes[0]))
+    """Slope of the log density beyond the grid, where little is left and nothing was fitted."""
+    return _DECAY / float(nodes[-1] - nodes[-2])

@@ -36,7 +36,7 @@ from pymc_ngvi.errors import DomainError, NonFiniteError
 
 #: The walk ends where the conditional ELBO is this much below its top, in nats, and what is lower
 #: still is taken to be this low.
-DROP, FLOOR = 7.0, 12.0
+DROP, FLOOR = 8.0, 13.0
 #: Distance of neighbours on the grid, in standard deviations, for one and for two axes.
 SPACING = (0.6, 0.9)
 #: Points of the grid at most.

@@ -40,8 +40,8 @@ COLUMNS = (
     "fit_seconds",
     "nuts_seconds",
 )
-#: How every client is fitted: interpreted, because compiling would be most of the time.
-FIT: dict[str, Any] = {"random_seed": 1, "backend": "interpreted", "progressbar": False}
+#: How every client is fitted.
+FIT: dict[str, Any] = {"random_seed": 1, "progressbar": False}
 #: How NUTS samples, unless a client says otherwise.
 NUTS: dict[str, Any] = {
     "draws": 1000,
@@ -149,7 +149,8 @@ def hssm_regression() -> Fits:
 def pymc_marketing() -> Fits:
     """Media mix model of two channels and 100 weeks."""
     import pandas as pd
-    from pymc_marketing.mmm import MMM, GeometricAdstock, LogisticSaturation
+    from pymc_marketing.mmm import GeometricAdstock, LogisticSaturation
+    from pymc_marketing.mmm.multidimensional import MMM
 
     rng = np.random.default_rng(4)
     X = pd.DataFrame(

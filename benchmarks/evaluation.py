@@ -12,7 +12,6 @@ measured again.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,12 +157,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=[*LIKELIHOODS, *SMALL])
     parser.add_argument("--shapes", nargs="+", metavar="ROWSxPREDICTORS", help="of `rows`")
     parser.add_argument("--limit", type=float, default=300, help="seconds of each case")
-    parser.add_argument(
-        "--posteriordb",
-        metavar="PATH",
-        default=os.environ.get("POSTERIORDB"),
-        help="clone of github.com/stan-dev/posteriordb (default: the variable POSTERIORDB)",
-    )
+    process.add_posteriordb(parser)
     arguments = parser.parse_args()
     part = arguments.part
     table = process.Table(f"evaluation-{part}", KEYS[part], COLUMNS[part].split())

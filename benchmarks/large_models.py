@@ -26,6 +26,32 @@ def _grouped(groups: int, rows: int = 10) -> tuple[np.random.Generator, np.ndarr
     return rng, group, rng.normal(size=group.size)
 
 
+def item_response(persons: int, items: int, seed: int, *, long: bool = False) -> pm.Model:
+    """Build a two-parameter logistic model of all persons' answers to all items.
+
+    Parameters
+    ----------
+    persons, items, seed : int
+    long : bool
+        Whether each answer is a row, as long tables have it, and not an entry of a matrix.
+    """
+    rng = np.random.default_rng(seed)
+    slopes = np.outer(rng.normal(size=persons), rng.lognormal(0.0, 0.4, items))
+    answers = (rng.random((persons, items)) < expit(slopes - rng.normal(size=items))).astype(int)
+    with pm.Model() as model:
+        ability = pm.Normal("ability", 0.0, 1.0, shape=persons)
+        discrimination = pm.LogNormal("discrimination", 0.0, 0.5, shape=items)
+        difficulty = pm.Normal("difficulty", 0.0, 2.0, shape=items)
+        if long:
+            person, item = (index.ravel() for index in np.indices((persons, items)))
+            answers = answers.ravel()
+            logit = discrimination[item] * (ability[person] - difficulty[item])
+        else:
+            logit = discrimination * (ability[:, np.newaxis] - difficulty)
+        pm.Bernoulli("answer", logit_p=logit, observed=answers)
+    return model
+
+
 @large
 def varying_intercepts(groups: int) -> pm.Model:
     """Gaussian regression with an intercept for each group of 10 rows, centred."""
@@ -165,32 +191,13 @@ def icar(side: int) -> pm.Model:
 @large
 def irt_2pl(persons: int) -> pm.Model:
     """Two-parameter logistic item response: each person answers 50 items."""
-    rng, items = np.random.default_rng(persons), 50
-    slopes = np.outer(rng.normal(size=persons), rng.lognormal(0.0, 0.4, items))
-    answers = rng.random((persons, items)) < expit(slopes - rng.normal(size=items))
-    with pm.Model() as model:
-        ability = pm.Normal("ability", 0.0, 1.0, shape=persons)
-        discrimination = pm.LogNormal("discrimination", 0.0, 0.5, shape=items)
-        difficulty = pm.Normal("difficulty", 0.0, 2.0, shape=items)
-        logit = discrimination * (ability[:, np.newaxis] - difficulty)
-        pm.Bernoulli("answer", logit_p=logit, observed=answers.astype(int))
-    return model
+    return item_response(persons, 50, seed=persons)
 
 
 @large
 def irt_2pl_long(persons: int) -> pm.Model:
     """Build the same model with a row for each answer, as long tables have it."""
-    rng, items = np.random.default_rng(persons), 50
-    person, item = (index.ravel() for index in np.indices((persons, items)))
-    slopes = np.outer(rng.normal(size=persons), rng.lognormal(0.0, 0.4, items))
-    answers = rng.random((persons, items)) < expit(slopes - rng.normal(size=items))
-    with pm.Model() as model:
-        ability = pm.Normal("ability", 0.0, 1.0, shape=persons)
-        discrimination = pm.LogNormal("discrimination", 0.0, 0.5, shape=items)
-        difficulty = pm.Normal("difficulty", 0.0, 2.0, shape=items)
-        logit = discrimination[item] * (ability[person] - difficulty[item])
-        pm.Bernoulli("answer", logit_p=logit, observed=answers.ravel().astype(int))
-    return model
+    return item_response(persons, 50, seed=persons, long=True)
 
 
 @large

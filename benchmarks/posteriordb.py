@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import process
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.distributions.transforms import ordered
@@ -255,16 +255,6 @@ def garch11(data: Data) -> pm.Model:
     return model
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--posteriordb` to a command line."""
-    parser.add_argument(
-        "--posteriordb",
-        metavar="PATH",
-        default=os.environ.get("POSTERIORDB"),
-        help="clone of github.com/stan-dev/posteriordb (default: the variable POSTERIORDB)",
-    )
-
-
 def find_database(path: str | None) -> Path:
     """Return the folder of data and draws in a clone of posteriordb.
 
@@ -292,7 +282,7 @@ def _read(path: Path) -> Any:
 def main() -> None:
     """Print dimension and number of reference draws of every posterior."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_option(parser)
+    process.add_posteriordb(parser)
     arguments = parser.parse_args()
     try:
         database = find_database(arguments.posteriordb)

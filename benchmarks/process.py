@@ -12,6 +12,7 @@ Linux counts the peak of a process from that of the one that started it.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import json
@@ -84,6 +85,16 @@ def read(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def add_posteriordb(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--posteriordb` to a command line."""
+    parser.add_argument(
+        "--posteriordb",
+        metavar="PATH",
+        default=os.environ.get("POSTERIORDB"),
+        help="clone of github.com/stan-dev/posteriordb (default: the variable POSTERIORDB)",
+    )
 
 
 def measure(

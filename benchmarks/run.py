@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import posteriordb
+import process
 import pymc as pm
 import table as tables
 import trajectory
@@ -301,7 +302,7 @@ def main() -> None:
     parser.add_argument("part", choices=[*parts])
     parser.add_argument("--models", nargs="+", help="only these models")
     parser.add_argument("--backend", help="of the fits that `verdict` makes")
-    posteriordb.add_option(parser)
+    process.add_posteriordb(parser)
     untuned.add_option(parser)
     arguments = parser.parse_args()
     parts[arguments.part](arguments)

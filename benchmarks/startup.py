@@ -12,7 +12,6 @@ Rows go to benchmarks/results/startup-LINE.csv; what is there already is not mea
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -113,12 +112,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=float, default=900, help="seconds of each fit")
-    parser.add_argument(
-        "--posteriordb",
-        metavar="PATH",
-        default=os.environ.get("POSTERIORDB"),
-        help="clone of github.com/stan-dev/posteriordb (default: the variable POSTERIORDB)",
-    )
+    process.add_posteriordb(parser)
     arguments = parser.parse_args()
     table = process.Table("startup", ("model", "method", "caches", "seed"), COLUMNS)
     for model in arguments.models:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import arviz
+import large_models
 import numpy as np
 import pymc as pm
 import pytensor
@@ -22,7 +23,6 @@ import pytensor.tensor as pt
 import xarray
 from pymc.distributions.transforms import ordered
 from references import unconstrain
-from scipy.special import expit
 
 DEFAULT_CACHE = Path(__file__).parent / ".cache"
 
@@ -61,17 +61,7 @@ def untuned(**sampling: Any) -> Callable:
 @untuned()
 def irt_2pl() -> pm.Model:
     """Two-parameter logistic item response: 100 persons answer 20 items."""
-    rng = np.random.default_rng(1)
-    persons, items = 100, 20
-    slopes = np.outer(rng.normal(size=persons), rng.lognormal(0.0, 0.4, items))
-    answers = rng.random((persons, items)) < expit(slopes - rng.normal(size=items))
-    with pm.Model() as model:
-        ability = pm.Normal("ability", 0.0, 1.0, shape=persons)
-        discrimination = pm.LogNormal("discrimination", 0.0, 0.5, shape=items)
-        difficulty = pm.Normal("difficulty", 0.0, 2.0, shape=items)
-        logit = discrimination * (ability[:, np.newaxis] - difficulty)
-        pm.Bernoulli("answer", logit_p=logit, observed=answers.astype(int))
-    return model
+    return large_models.item_response(100, 20, seed=1)
 
 
 @untuned(draws=4000)  # the intercept mixes slowly with the two sums of effects

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+import pymc_ngvi
+
 PROGRAM = """
 import sys
 import pymc
@@ -15,10 +19,22 @@ def packages():
 before = packages()
 import pymc_ngvi
 print(*sorted(packages() - before))
+print(sum(name.startswith("pymc_ngvi") for name in sys.modules))
+for name in pymc_ngvi.__all__:
+    getattr(pymc_ngvi, name)
+print(*sorted(packages() - before))
 """
 
 
-def test_no_other_package_is_imported():
+def test_little_is_imported_before_it_is_used():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["pymc_ngvi"]
+    at_import, modules, later = done.stdout.splitlines()
+    assert at_import == later == "pymc_ngvi"
+    assert int(modules) < 10  # of more than a hundred
+
+
+def test_every_public_name_is_found_and_no_other():
+    assert {*pymc_ngvi.__all__} <= {*dir(pymc_ngvi)}
+    with pytest.raises(AttributeError, match="no_such_name"):
+        pymc_ngvi.no_such_name  # noqa: B018

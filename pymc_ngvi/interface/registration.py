@@ -11,8 +11,6 @@ import pymc
 import pymc.variational
 import pymc.variational.inference
 
-from pymc_ngvi.interface.inference import NGVI, fit_method
-
 _HOMES = (pymc, pymc.variational, pymc.variational.inference)
 _NAME = "ngvi"
 
@@ -50,7 +48,9 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
         method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
-        if isinstance(method, NGVI) or (isinstance(method, str) and method.lower() == _NAME):
+        if _is_ours(method):
+            from pymc_ngvi.interface.inference import fit_method
+
             arguments = _SIGNATURE.bind(*args, **kwargs).arguments
             return fit_method(**arguments.pop("kwargs", {}), **arguments)
         try:
@@ -62,3 +62,12 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return fit
+
+
+def _is_ours(method: Any) -> bool:
+    if isinstance(method, str):
+        return method.lower() == _NAME
+    # Imported here and above: a program that never fits by this method should not wait for it.
+    from pymc_ngvi.interface.inference import NGVI
+
+    return isinstance(method, NGVI)

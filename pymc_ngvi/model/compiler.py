@@ -87,11 +87,6 @@ class Compiler:
         return isinstance(self._linker, JAXLinker) and not self._automatic
 
     @property
-    def starts_at_once(self) -> bool:
-        """Whether a new function costs next to nothing: it is interpreted, at least at first."""
-        return self._interpreted or self._automatic
-
-    @property
     def name(self) -> str:
         """What runs the functions, in a word or two."""
         backend = type(self._linker).__name__.removesuffix("Linker").lower()

@@ -13,28 +13,22 @@ from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped
+from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped, RowSums
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.hessian import (
     Evaluate,
     HessianFallbackWarning,
     HessianUnavailableError,
-    check_first_order,
     too_large_to_differentiate,
     verify,
 )
 from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.row_sums import RowSums
 
 # Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
 _FEWEST_SPARSE = 50
 
-# The ways to evaluate draws, the fastest first: a name, and what a message calls it.
-_KINDS: dict[str, tuple[type[Evaluator], str]] = {
-    "rows": (RowSums, "sums over rows"),
-    "batched": (Batched, "many draws at a time"),
-    "looped": (Looped, "one draw at a time"),
-}
+# The ways to evaluate draws, the fastest first.
+_KINDS: tuple[type[Evaluator], ...] = (RowSums, Batched, Looped)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Functions:
         self.compiler = compiler
         self._layout = layout
         self._evaluators: dict[str, Evaluator] = {}
-        self._name: str | None = None  # of the evaluator that works for first derivatives
+        self._first_order: Evaluator | None = None  # what works for first derivatives
         self.route: Route | None = None
         self.looped_because = ""
 
@@ -93,49 +87,37 @@ class Functions:
         HessianFallbackWarning
             Where draws are evaluated one after the other, or no Hessian can be had.
         """
-        self.route = Route("none")
+        self.route, reason = Route("none"), ""
         if too_large_to_differentiate(self.graph):
             return self.route
-        for name in _KINDS:
+        for kind in _KINDS:
             try:
-                evaluator = self._evaluator(name)
-                self._check(name, x, data, order=2)
+                evaluator = self._evaluator(kind)
+                evaluator.check(x, data, order=2)
                 if len(x) >= _FEWEST_SPARSE and not data:
                     evaluator.find_structure(_points_around(x), data)
                 verified = verify(_evaluate_with(evaluator, data), x, self._layout)
             # An operation that does not vectorise, or has no second derivative, may raise anything.
             except Exception as error:
-                self._tell(name, error)
+                reason = first_line(error)
+                if kind is not RowSums:  # that there are no sums over rows is no news
+                    _tell(kind, reason)
             else:
-                self.route, self._name = Route(name, verified), name
+                self.route = Route(kind.name, verified)
+                self._use(evaluator, reason)
                 break
-        if self.route.name != "looped":
-            self.looped_because = ""
         return self.route
 
-    def _evaluator(self, name: str) -> Evaluator:
-        if name not in self._evaluators:
-            self._evaluators[name] = _KINDS[name][0](self.graph, self.compiler)
-        return self._evaluators[name]
+    def _evaluator(self, kind: type[Evaluator]) -> Evaluator:
+        if kind.name not in self._evaluators:
+            self._evaluators[kind.name] = kind(self.graph, self.compiler)
+        return self._evaluators[kind.name]
 
-    def _check(self, name: str, x: Array, data: Data, order: int) -> None:
-        """Raise where an evaluator does not give the log density of each draw."""
-        evaluator = self._evaluator(name)
-        if name == "rows":
-            check_first_order(evaluator, self._evaluator("looped"), x, data)
-        elif name == "batched":
-            evaluator.check_independence(x, data, order)
-
-    def _tell(self, name: str, error: Exception) -> None:
-        """Warn of what is not available; that there are no sums over rows is no news."""
-        self.looped_because = first_line(error)
-        if name != "rows":
-            following = {"batched": "one draw at a time", "looped": "gradients only"}[name]
-            warn(
-                f"the Hessian of {_KINDS[name][1]} is not available for this model "
-                f"({first_line(error)}); falling back on {following}",
-                HessianFallbackWarning,
-            )
+    def _use(self, evaluator: Evaluator, reason: str) -> Evaluator:
+        """Evaluate first derivatives in this way; for that reason in no faster one."""
+        self._first_order = evaluator
+        self.looped_because = reason if evaluator.name == Looped.name else ""
+        return evaluator
 
     def find_structure(self, x: Array) -> Structure | None:
         """Look for the structure near x (d,) where that was not done, as for few parameters."""
@@ -193,25 +175,32 @@ class Functions:
                 'the model\'s log density has no second derivatives: use estimator="stein", or an '
                 'estimator that evaluates the target with curvature="none"'
             )
-        return self._evaluator(self.route.name)
+        return self._evaluators[self.route.name]
 
     def _first(self, data: Data) -> Evaluator:
         """Return what evaluates log densities and first derivatives, found by trying."""
-        if self._name is None:
-            self._name = self._find_first(data)
-        return self._evaluator(self._name)
-
-    def _find_first(self, data: Data) -> str:
-        x = np.zeros(self._layout.dim)
-        for name in ("rows", "batched"):
+        if self._first_order is not None:
+            return self._first_order
+        x, reason = np.zeros(self._layout.dim), ""
+        for kind in (RowSums, Batched):
             try:
-                self._check(name, x, data, order=1)
+                evaluator = self._evaluator(kind)
+                evaluator.check(x, data, order=1)
             except Exception as error:
-                self.looped_because = first_line(error)
+                reason = first_line(error)
             else:
-                self.looped_because = ""
-                return name
-        return "looped"
+                return self._use(evaluator, "")
+        return self._use(self._evaluator(Looped), reason)
+
+
+def _tell(kind: type[Evaluator], reason: str) -> None:
+    """Warn of Hessians that are not available in this way, and say what follows."""
+    following = "one draw at a time" if kind is Batched else "gradients only"
+    warn(
+        f"the Hessian of {kind.description} is not available for this model "
+        f"({reason}); falling back on {following}",
+        HessianFallbackWarning,
+    )
 
 
 def _points_around(x: Array) -> Array:

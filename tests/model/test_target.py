@@ -18,8 +18,9 @@ from pymc.variational.opvi import ParametrizationError
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_ngvi._compat import PYMC_6, initial_point
-from pymc_ngvi.model import compiler, evaluators
+from pymc_ngvi.model import compiler
 from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.model.evaluators import Batched, graphs
 from pymc_ngvi.model.target import ModelTarget
 from tests.models import MODELS
 
@@ -264,7 +265,7 @@ def test_densities_of_many_data_have_a_function_of_their_own(rows, own_function)
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1.0, observed=np.ones(rows))
     functions = compile_target(model, backend="interpreted")._functions
-    evaluator = evaluators.Batched(functions.graph, functions.compiler)
+    evaluator = Batched(functions.graph, functions.compiler)
     evaluator.gradient(np.zeros((1, 1)))
     evaluator.density(np.zeros((10, 1)))
     assert (0 in evaluator._functions) == own_function
@@ -274,7 +275,7 @@ def test_draws_are_evaluated_in_as_many_calls_as_memory_asks_for(monkeypatch, in
     target = interpreted("linear_regression")
     draws = generic_point(target) + np.linspace(0, 0.1, 20)[:, np.newaxis]
     whole = target.evaluate(draws, "full")
-    monkeypatch.setattr(evaluators, "_NUMBERS_PER_CALL", 300)
+    monkeypatch.setattr(graphs, "_NUMBERS_PER_CALL", 300)
     parts = target.evaluate(draws, "full")
     np.testing.assert_allclose(parts.hessian, whole.hessian, rtol=1e-12)
     np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-12)

@@ -121,6 +121,13 @@ class Structure:
         both = np.concatenate([values, values[off]])
         return scipy.sparse.csr_array((both, (rows, columns)), (self.dim, self.dim))
 
+    def dense(self, values: Array) -> Array:
+        """Symmetric matrices (..., d, d) of values (..., nnz)."""
+        matrices = np.zeros((*values.shape[:-1], self.dim, self.dim))
+        matrices[..., self.rows, self.columns] = values
+        matrices[..., self.columns, self.rows] = values
+        return matrices
+
     def product(self, values: Array, vector: Array) -> Array:
         """Matrix times a vector (d,)."""
         # The lower triangle by columns is the upper one by rows: no copy is made of either.

@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.model.separable.linear import check_size
 from pymc_ngvi.model.separable.operators import RowVector
 
@@ -143,8 +144,8 @@ def scalar_piece(scalar: RowVector, vector: RowVector) -> Piece:
     return Piece(rows, columns, values)
 
 
-class Pattern:
-    """The lower triangle of a sparse Hessian, column by column.
+class Assembly:
+    """Adds up the pieces of a Hessian on the structure that they have together.
 
     Parameters
     ----------
@@ -153,37 +154,25 @@ class Pattern:
 
     Attributes
     ----------
-    rows, columns : array of int, (m,)
+    structure : Structure
     """
 
     def __init__(self, pieces: Sequence[Piece], dim: int) -> None:
-        self.dim = dim
+        none = np.empty(0, np.int64)
+        self.structure = Structure(
+            dim,
+            np.concatenate([none, *(piece.rows for piece in pieces)]),
+            np.concatenate([none, *(piece.columns for piece in pieces)]),
+        )
+        every = self.structure.columns * dim + self.structure.rows
         keys = [piece.columns.astype(np.int64) * dim + piece.rows for piece in pieces]
-        every = np.unique(np.concatenate([*keys, np.arange(dim) * (dim + 1)]))
-        self.rows, self.columns = every % dim, every // dim
         self._places = [np.searchsorted(every, key) for key in keys]
         self._unique = [np.unique(place).size == place.size for place in self._places]
 
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return self.rows.size
-
     def add(self, number: int, values: Array, to: Array) -> None:
-        """Add the entries of a piece to the values (m,) of the whole."""
+        """Add the entries of a piece to the values (nnz,) of the whole."""
         place = self._places[number]
         if self._unique[number]:
             to[place] += values
         else:
             np.add.at(to, place, values)
-
-    def dense(self, values: Array) -> Array:
-        """Return values (..., m) as symmetric matrices (..., d, d)."""
-        result = np.zeros((*values.shape[:-1], self.dim, self.dim))
-        result[..., self.rows, self.columns] = values
-        result[..., self.columns, self.rows] = values
-        return result
-
-    def diagonal(self, values: Array) -> Array:
-        """Return the diagonal (..., d) of values (..., m)."""
-        return values[..., self.rows == self.columns]

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.separable.assembly import Pattern, Piece, pieces_of, scalar_piece
+from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.model.separable.assembly import Assembly, Piece, pieces_of, scalar_piece
 from pymc_ngvi.model.separable.functions import (
     CURVATURES,
     GRADIENTS,
@@ -103,9 +104,13 @@ class RowEvaluator:
         return [(term, pair, piece) for term in self._terms for pair, piece in term.pieces()]
 
     @cached_property
-    def pattern(self) -> Pattern:
-        """Where the Hessian may differ from zero: its lower triangle."""
-        return Pattern([piece for *_, piece in self._pieces], self.dim)
+    def _assembly(self) -> Assembly:
+        return Assembly([piece for *_, piece in self._pieces], self.dim)
+
+    @property
+    def structure(self) -> Structure:
+        """Where the Hessian may differ from zero."""
+        return self._assembly.structure
 
     def log_density(self, draws: Array) -> Array:
         """Log densities (n,) at draws (n, d)."""
@@ -125,7 +130,7 @@ class RowEvaluator:
     def hessians(self, draws: Array) -> tuple[Array, Array, Array]:
         """Log densities (n,), gradients (n, d) and the values (n, m) of Hessians."""
         density, gradient = np.empty(len(draws)), np.empty_like(draws)
-        values = np.zeros((len(draws), self.pattern.size))
+        values = np.zeros((len(draws), self.structure.nnz))
         for part, sheets in self._sheets(draws, CURVATURES):
             density[part], gradient[part] = self._first_order(sheets, len(draws[part]))
             for i, to in enumerate(values[part]):
@@ -135,11 +140,11 @@ class RowEvaluator:
     def mean_hessian(self, draws: Array) -> tuple[Array, Array, Array]:
         """Log densities (n,), gradients (n, d) and the values (m,) of the mean Hessian."""
         density, gradient = np.empty(len(draws)), np.empty_like(draws)
-        values = np.zeros(self.pattern.size)
+        values = np.zeros(self.structure.nnz)
         for part, sheets in self._sheets(draws, CURVATURES, mean=True):
             size = len(draws[part])
             density[part], gradient[part] = self._first_order(sheets, size)
-            mean = np.zeros(self.pattern.size)
+            mean = np.zeros(self.structure.nnz)
             self._assemble(sheets, 0, mean)
             values += mean * (size / len(draws))
         return density, gradient, values
@@ -184,7 +189,7 @@ class RowEvaluator:
         by_term = dict(zip(self._terms, sheets, strict=True))
         for number, (term, pair, piece) in enumerate(self._pieces):
             weights = by_term[term].curvatures[pair][draw]
-            self.pattern.add(number, piece.values(weights), to)
+            self._assembly.add(number, piece.values(weights), to)
 
 
 def _multiply(term: BoundTerm, sheet: Sheet, vectors: Array, to: Array) -> None:

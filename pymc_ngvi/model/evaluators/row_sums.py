@@ -14,11 +14,12 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators import Batched, Data, Evaluator
+from pymc_ngvi.model.evaluators.base import Data, Evaluator
+from pymc_ngvi.model.evaluators.graphs import Batched, Looped
 from pymc_ngvi.model.graph import Graph, with_checks
+from pymc_ngvi.model.hessian import check_first_order
 from pymc_ngvi.model.separable import RowEvaluator, block_size, separate
 
 # Each number that a row depends on takes a gradient of its own to build: with more than this many,
@@ -36,6 +37,9 @@ class RowSums(Evaluator):
     Raises `NotImplementedError` where the log density has no such sums.
     """
 
+    name = "rows"
+    description = "sums over rows"
+
     def __init__(self, graph: Graph, compiler: Compiler) -> None:
         super().__init__(graph, compiler)
         if compiler.on_jax:
@@ -45,9 +49,8 @@ class RowSums(Evaluator):
             reasons = "; ".join(found.reasons)
             raise NotImplementedError(f"the log density is no sum over rows: {reasons}")
         elements = max(sum(block_size(leaf) for leaf in term.leaves) for term in found.terms)
-        (dim,) = graph.x.type.shape
-        if elements > _MANY_ELEMENTS and dim < _MANY_PARAMETERS:
-            raise NotImplementedError(f"a row depends on {elements} of the {dim} parameters")
+        if elements > _MANY_ELEMENTS and self._dim < _MANY_PARAMETERS:
+            raise NotImplementedError(f"a row depends on {elements} of the {self._dim} parameters")
         self._rows = found.compile(compiler.function)
         self._rest: Batched | None = None
         if found.remainder is not None:
@@ -58,8 +61,13 @@ class RowSums(Evaluator):
             for variable in ancestors([graph.log_density])
             if isinstance(variable, SharedVariable)
         ]
+        self._reference = Looped(graph, compiler)
         self._together: Batched | None = None
         self._bound: tuple[Sequence[Any], RowEvaluator] | None = None
+
+    def check(self, x: Array, data: Data, order: int) -> None:
+        """Raise where the sums are not the log density that PyMC wrote, or not its gradient."""
+        check_first_order(self, self._reference, x, data)
 
     def _evaluator(self, data: Data) -> RowEvaluator:
         """Return the sums with the data that the model holds now, and with these rows."""
@@ -117,8 +125,7 @@ class RowSums(Evaluator):
         if self._rest is not None:
             super().find_structure(points, data)
             return
-        pattern = self._evaluator(data).pattern
-        structure = Structure(pattern.dim, pattern.rows, pattern.columns)
+        structure = self._evaluator(data).structure
         self.structure = None if structure.is_full else structure
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
@@ -132,22 +139,17 @@ class RowSums(Evaluator):
     def _second_order(self, draws: Array, data: Data, sparse: bool, *, mean: bool) -> Evaluation:
         rows = self._evaluator(data)
         density, gradient, values = (rows.mean_hessian if mean else rows.hessians)(draws)
-        found = Evaluation(density, gradient, values)
+        if self._rest is None and sparse:
+            return Evaluation(density, gradient, values)
+        whole = Evaluation(density, gradient, rows.structure.dense(values))
         if self._rest is None:
-            return found if sparse else replace(found, hessian=rows.pattern.dense(values))
-        whole = replace(found, hessian=rows.pattern.dense(values))
+            return whole
         rest = self._rest.mean_hessian(draws, data) if mean else self._rest.hessians(draws, data)
         whole = _sum(whole, rest)
         if not sparse or self.structure is None or whole.hessian is None:
             return whole
         at = (..., self.structure.rows, self.structure.columns)
         return replace(whole, hessian=whole.hessian[at])
-
-    def _build(self, order: int) -> Any:
-        raise AssertionError("sums over rows have functions of their own")
-
-    def _call(self, order: int, inputs: Sequence[Array], data: Data) -> list[Array]:
-        raise AssertionError("sums over rows have functions of their own")
 
 
 def _sum(first: Evaluation, second: Evaluation) -> Evaluation:

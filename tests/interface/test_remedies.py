@@ -82,7 +82,7 @@ class TestNested:
         assert np.std(idata["sample_stats"]["log_weight"].values) < 0.1
 
     def test_weights_compare_and_match_as_those_of_any_fit(self, nested, idata):
-        assert np.isfinite(ngvi.loo(idata).elpd)
+        assert (np.asarray(ngvi.loo(idata).pareto_k) < 0.7).all()
         matched = nested.sample(200, random_seed=2, importance="match")
         assert matched["sample_stats"].attrs["khat"] < 0.7
 

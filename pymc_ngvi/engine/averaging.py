@@ -60,6 +60,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
             left = here.distance(secants)
             short = left.mean.max() < settings.negligibly_linear * problem.accuracy
             ahead = problem.excess(left) > settings.negligible and not (len(secants) and short)
+            ahead = ahead and budget.leaders is None  # whose steps need no secant
             even = not ahead or _look_ahead(budget, secants, here, common) or many
         except NonFiniteError:
             break
@@ -81,8 +82,8 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         ):
             error, known = own, size
             break
-        mixed = Mixed(member, share, active=False)
-        state, info = advance(budget, state, here, mixed, member, size.total)
+        mixed = budget.led(here, Mixed(member, share, active=False))
+        state, info = advance(budget, state, here, mixed, mixed.q, size.total)
         yield state, info
         known = Size(total.hessians + size.hessians, total.gradients + size.gradients)
         total = Size(0) if long else known

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from pymc_ngvi.core.estimators import Estimate
+from pymc_ngvi.core.estimators import Estimate, Slope
 from pymc_ngvi.core.families import Gaussian, Natural
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.engine.secants import Secants, residual
@@ -83,8 +83,10 @@ def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     return SquaredError(*q.displacement(direction))
 
 
-def scatter(q: Gaussian, parts: Sequence[Estimate], share: float) -> list[Natural]:
-    """Return errors of the mean of independent estimates, times a share.
+def scatter(
+    q: Gaussian, parts: Sequence[Estimate], share: float, share_of_hessians: float
+) -> list[Natural]:
+    """Return errors of the mean of independent estimates, times a share of each of their parts.
 
     Their squares, in any norm, add up to the squared standard error.
     """
@@ -93,8 +95,14 @@ def scatter(q: Gaussian, parts: Sequence[Estimate], share: float) -> list[Natura
     steps = [residual(q, part) for part in parts]
     first = np.mean([step.first for step in steps], axis=0)
     second = np.mean([step.second for step in steps], axis=0)
-    scale = share / np.sqrt(len(parts) * (len(parts) - 1))
-    return [Natural(scale * (s.first - first), scale * (s.second - second)) for s in steps]
+    scale = 1 / np.sqrt(len(parts) * (len(parts) - 1))
+    return [
+        Natural(
+            share * scale * (step.first - first),
+            share_of_hessians * scale * (step.second - second),
+        )
+        for step in steps
+    ]
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,9 @@ class Evaluated:
     q : Gaussian
     estimate : Estimate
         From all draws.
-    errors : sequence of Natural
-        Errors of the step that the estimate asks for; see :func:`scatter`.
+    noise : tuple of two sequences of Natural
+        Errors of the step that the estimate asks for, by the noise of the gradients and by that of
+        the Hessians; see :func:`scatter`.
     freedom : int
         Degrees of freedom of the errors.
     asked : SquaredError
@@ -115,14 +124,17 @@ class Evaluated:
     plain : Estimate
         The estimate before its gradient was preconditioned by the whole Hessian; `estimate` itself
         where it was not.
+    parts : tuple of (sequence of Estimate, sequence of Slope)
+        What each replicate gave.
     """
 
     q: Gaussian
     estimate: Estimate
-    errors: Sequence[Natural]
+    noise: tuple[Sequence[Natural], Sequence[Natural]]
     freedom: int
     asked: SquaredError
     plain: Estimate
+    parts: tuple[Sequence[Estimate], Sequence[Slope]] = ((), ())
 
     def ascends(self, other: Evaluated, rounding: float) -> bool:
         """Whether the ELBO is no lower than at another member, up to a relative rounding error."""
@@ -131,13 +143,13 @@ class Evaluated:
 
     def error_of_draws(self, secants: Secants) -> SquaredError:
         """Squared standard error of the solution on these draws, from the replicates' scatter."""
-        return self._propagated(secants, list(self.errors))
+        sums = zip(*self.noise, strict=True)
+        return self._propagated(secants, [g + h for g, h in sums])
 
     def error_of_parts(self, secants: Secants) -> tuple[SquaredError, SquaredError]:
         """Squared errors that the noise of the gradients makes, and that of the Hessians."""
-        of_gradients = [Natural(e.first, np.zeros_like(e.second)) for e in self.errors]
-        of_hessians = [Natural(np.zeros_like(e.first), e.second) for e in self.errors]
-        return self._propagated(secants, of_gradients), self._propagated(secants, of_hessians)
+        of_gradients, of_hessians = self.noise
+        return self._propagated(secants, [*of_gradients]), self._propagated(secants, [*of_hessians])
 
     def _propagated(self, secants: Secants, errors: list[Natural]) -> SquaredError:
         moves = [squared_displacement(self.q, way) for way in secants.solve(self.q, errors)]

@@ -89,6 +89,9 @@ def level(
         state, here = finite_start(budget, state, draws)
     else:
         here, draws = near
+    here = budget.lead(here, draws)
+    if budget.leaders is not None:
+        secants.clear()
     step_size, least = 1.0, np.inf
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
@@ -117,12 +120,17 @@ def level(
         before, here = here, step.there
         if state.iteration >= last:
             return LevelResult(state, here.error_of_draws(secants), False, size)
-        secants.add((before.q, before.estimate), (here.q, here.estimate))
+        if budget.leaders is None:
+            secants.add((before.q, before.estimate), (here.q, here.estimate))
         step_size = min(1.0, 2 * info.step_size)
+        if budget.leaders is not None and budget.leaders.is_far_from(
+            here.q, settings.far_from_leaders
+        ):
+            here, least = budget.lead(here, draws), np.inf
     error = here.error_of_draws(secants)
-    of_step = here.error_of_draws(Secants(settings)).nats
+    of_step = here.error_of_draws(Secants(settings)).nats if len(secants) else error.nats
     amplification = error.nats / of_step if of_step else 1.0
-    share = slope_share(problem, here, secants)
+    share = slope_share(problem, here, secants) if problem.excess(error) > 1 else 0.0
     return LevelResult(budget.counted(state), error, True, size, share, amplification)
 
 

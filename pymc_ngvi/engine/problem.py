@@ -7,17 +7,28 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pymc_ngvi.core import designs
 from pymc_ngvi.core.algorithm import State
-from pymc_ngvi.core.estimators import BonnetPrice, Estimate, Score, Stein, decouple, pool
-from pymc_ngvi.core.families import Gaussian
-from pymc_ngvi.core.guards import Guard
+from pymc_ngvi.core.estimators import (
+    BonnetPrice,
+    Estimate,
+    Score,
+    Slope,
+    Stein,
+    decouple,
+    pool,
+)
+from pymc_ngvi.core.families import Gaussian, Natural
+from pymc_ngvi.core.guards import Guard, Mixed
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.projections import Identity, Projection
 from pymc_ngvi.core.target import Target
+from pymc_ngvi.engine import leaders
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError, scatter, squared_displacement
-from pymc_ngvi.engine.secants import residual
+from pymc_ngvi.engine.leaders import Leaders
+from pymc_ngvi.engine.secants import Secants, residual
 from pymc_ngvi.engine.settings import DEFAULTS, Settings
 
 
@@ -213,6 +224,8 @@ class Budget:
         Further evaluations, of gradients or log densities alone.
     most_drawn : int
         Most draws evaluated by the estimator in one set so far.
+    leaders : Leaders or None
+        Components that are evaluated with more care.
     """
 
     def __init__(self, problem: Problem, max_evaluations: int, rng: np.random.Generator) -> None:
@@ -222,6 +235,8 @@ class Budget:
         self.evaluations = 0
         self.gradients = 0
         self.most_drawn = 0
+        self.leaders: Leaders | None = None
+        self._probe: Array | None = None  # common to all members at which they are measured
 
     @property
     def remaining(self) -> int:
@@ -246,31 +261,107 @@ class Budget:
         problem, estimator = self.problem, self._estimator(q)
         if draws.seed is not None:
             problem.target.reseed(draws.seed)
-        parts = []
+        parts, slopes = [], []
         for z in draws.replicates:
             self.evaluations += len(z)
             parts.append(estimator.at(problem.target, q, z))
-        plain, slopes = pool(parts), []
         for z in draws.slopes:
             self.gradients += len(z)
             assert isinstance(estimator, BonnetPrice)
-            slope = estimator.slope_at(problem.target, q, z)
-            slopes.append(replace(plain, gradient=slope.gradient, elbo=slope.elbo))
+            slopes.append(estimator.slope_at(problem.target, q, z))
+        return self._judged(q, draws, parts, slopes)
+
+    def _judged(
+        self, q: Gaussian, draws: Draws, raw: Sequence[Estimate], alone: Sequence[Slope]
+    ) -> Evaluated:
+        """Put what the replicates gave together."""
+        parts, slopes = [*raw], [*alone]
+        if self.leaders is not None:
+            sets = zip(parts, draws.replicates, strict=True)
+            parts = [self.leaders.controlled(q, part, z) for part, z in sets]
+            pairs = zip(slopes, draws.slopes, strict=True)
+            slopes = [self.leaders.controlled_slope(q, slope, z) for slope, z in pairs]
+        plain = pool(parts)
         share = sum(map(len, draws.slopes)) / len(draws)
-        if slopes:
-            alone = pool(slopes)
+        wholes = [replace(plain, gradient=slope.gradient, elbo=slope.elbo) for slope in slopes]
+        if wholes:
+            whole = pool(wholes)
             plain = replace(
                 plain,
-                gradient=(1 - share) * plain.gradient + share * alone.gradient,
-                elbo=(1 - share) * plain.elbo + share * alone.elbo,
+                gradient=(1 - share) * plain.gradient + share * whole.gradient,
+                elbo=(1 - share) * plain.elbo + share * whole.elbo,
             )
         estimate = plain
         if plain.coupling is not None:
-            estimate, *decoupled = decouple([plain, *parts, *slopes], plain.coupling)
-            parts, slopes = decoupled[: len(parts)], decoupled[len(parts) :]
-        errors = scatter(q, parts, 1 - share) + scatter(q, slopes, share)
-        asked = problem.asked(q, estimate)
-        return Evaluated(q, estimate, errors, max(1, len(parts) - 1), asked, plain)
+            estimate, *decoupled = decouple([plain, *parts, *wholes], plain.coupling)
+            parts, wholes = decoupled[: len(parts)], decoupled[len(parts) :]
+        # Gradients alone are added only where Hessians differ little, so that their noise counts by
+        # their share in the draws; but not where it enters the step of leaders.
+        of_hessians_share = 1 - share if self.leaders is None else 1.0
+        errors = scatter(q, parts, 1 - share, of_hessians_share)
+        errors += scatter(q, wholes, share, 0.0)
+        zero = np.zeros_like(q.precision)
+        of_gradients = [Natural(e.first, zero) for e in errors]
+        of_hessians = [Natural(np.zeros_like(e.first), e.second) for e in errors]
+        if self.leaders is not None:
+            stretched = self.leaders.stretched
+            estimate = replace(
+                plain, gradient=stretched(plain.gradient, plain.hessian + q.precision)
+            )
+            of_gradients = [replace(e, first=stretched(e.first, zero)) for e in of_gradients]
+            of_hessians = [replace(e, first=stretched(e.first, 2 * e.second)) for e in of_hessians]
+        asked = self.problem.asked(q, estimate)
+        freedom = max(1, len(parts) - 1)
+        noise = (of_gradients, of_hessians)
+        return Evaluated(q, estimate, noise, freedom, asked, plain, (raw, alone))
+
+    def lead(self, here: Evaluated, draws: Draws) -> Evaluated:
+        """Look for leaders at a member, or measure those that are known; return what it now is."""
+        problem, settings, q = self.problem, self.problem.settings, here.q
+        led = q.dim >= settings.least_led and not (problem.constrained or q.factorised)
+        if not (led and problem.takes_gradients):
+            return here
+        if self.leaders is not None:
+            components = self.leaders.components
+        else:
+            error = here.error_of_draws(Secants(settings))
+            if problem.excess(error) <= 1:
+                return here
+            components = self._leading(q, leaders.candidates(q, error, settings))
+        self.leaders = self._measure(q, components, self.probe(q))
+        return self._judged(q, draws, *here.parts)
+
+    def _leading(self, q: Gaussian, components: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of some components that others follow."""
+        found = self._measure(q, components, None)
+        if found is None:
+            return components[:0]
+        followed = np.abs(1 - 1 / found.stretch.diagonal())
+        return components[followed > self.problem.settings.least_following]
+
+    def _measure(
+        self, q: Gaussian, components: NDArray[np.int64], z: Array | None
+    ) -> Leaders | None:
+        if not len(components):
+            return None
+        self.evaluations += 1 + 2 * len(components) * (1 if z is None else 1 + len(z))
+        least = self.problem.settings.least_ratio
+        return leaders.measure(self.problem.target, q, components, z, least)
+
+    def probe(self, q: Gaussian) -> Array:
+        """Return standard normal rows common to all members at which leaders are measured."""
+        if self._probe is None:
+            self._probe = designs.orthogonal(1, q.dim, self.rng)
+        return self._probe
+
+    def led(self, here: Evaluated, mixed: Mixed) -> Mixed:
+        """Let the precision follow where a step moves leaders."""
+        if self.leaders is None:
+            return mixed
+        if not self.leaders.is_long(here.q, mixed.q, self.problem.settings.long_way_of_leaders):
+            return self.leaders.follow(here.q, mixed)
+        self.evaluations += 2
+        return leaders.followed(self.problem.target, here.q, mixed)
 
     def elbo(self, q: Gaussian, draws: Draws) -> tuple[float, float]:
         """ELBO of a member on common draws and its standard error, by log densities alone.

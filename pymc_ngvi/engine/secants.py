@@ -55,6 +55,10 @@ class Secants:
         response = residual(new, new_estimate) - _recentred(new, residual(old, old_estimate), shift)
         self._pairs.append((new.mean, change, response))
 
+    def clear(self) -> None:
+        """Forget all steps."""
+        self._pairs.clear()
+
     def solve(self, q: Gaussian, directions: list[Natural]) -> list[Natural]:
         """Extend each direction, the first step from q, to the whole way to the solution.
 

@@ -78,6 +78,24 @@ class Settings:
     #: Eigenvalues of the secants' Gram matrix below this part of the largest are rounding.
     smallest_eigenvalue: float = 1e-10
 
+    # Leaders, the components on which many others depend.
+
+    #: In fewer dimensions none are looked for: what follows a leader is then far from Gaussian, and
+    #: more draws cost little.
+    least_led: int = 30
+    #: Most of them: each costs a few Hessians and a derivative of the covariance.
+    most_leaders: int = 6
+    #: They are looked for among components whose squared error is so many times the median.
+    noise_of_leaders: float = 9.0
+    #: Part of its curvature that a component must lose to others that follow it.
+    least_following: float = 0.25
+    #: A smaller part of its curvature that is left counts as this much.
+    least_ratio: float = 0.005
+    #: Standard deviations after which they are measured again, and from which on the precision
+    #: follows a step.
+    far_from_leaders: float = 0.5
+    long_way_of_leaders: float = 0.3
+
     # When a level has settled, and when the fit has converged.
 
     #: Part of the squared error allowed that may be left to go: a fifth of the accuracy.

@@ -74,6 +74,7 @@ def climb(
     rule: Rule,
     *,
     forced: bool = False,
+    wary: bool = False,
 ) -> Step | None:
     """Take the longest step that helps, by the preconditioned gradient or else the plain one.
 
@@ -88,15 +89,17 @@ def climb(
     rule : Rule
     forced : bool
         Try even where the budget has no room for it.
+    wary : bool
+        Whether the first step may well be too long: the one before was.
 
     Returns
     -------
     Step or None
         None where no step helps.
     """
-    step = _halve(budget, here, here.estimate, draws, step_size, rule, forced)
+    step = _halve(budget, here, here.estimate, draws, step_size, rule, forced, wary)
     if step is None and here.plain.coupling is not None:
-        step = _halve(budget, here, here.plain, draws, step_size, rule, forced)
+        step = _halve(budget, here, here.plain, draws, step_size, rule, forced, wary)
     return step
 
 
@@ -108,18 +111,19 @@ def _halve(
     step_size: float,
     rule: Rule,
     forced: bool,
+    wary: bool,
 ) -> Step | None:
-    problem, retreats, first = budget.problem, 0, True
+    problem, retreats = budget.problem, 0
     while step_size >= rule.shortest and (forced or budget.remaining >= len(draws)):
-        mixed = problem.guard(here.q, estimate, step_size)
+        mixed = budget.led(here, problem.guard(here.q, estimate, step_size))
         candidate = problem.projection(mixed.q)
         step_size /= 2
         if candidate.kl(here.q) > rule.longest:
             continue
         # Where a first step was too long, more may be: log densities show that for less.
-        if rule.by_elbo and not first and budget.elbo(candidate, draws)[0] < here.estimate.elbo:
+        if rule.by_elbo and wary and budget.elbo(candidate, draws)[0] < here.estimate.elbo:
             continue
-        first = False
+        wary = True
         try:
             there = budget.evaluate(candidate, draws)
         except NonFiniteError:
@@ -180,6 +184,9 @@ def settled(
     lefts = [left for left in lefts if not problem.excess(left) < settings.negligible]
     if not lefts:
         return True
+    most = settings.excused * settings.largest_noise * here.q.dim
+    if any(left.nats >= most for left in lefts):
+        return False  # whatever the error
     error = here.error_of_draws(secants) if error is None else error
     nats = settings.excused * min(error.nats, settings.largest_noise * here.q.dim)
     excess = settings.excused * problem.excess(error)

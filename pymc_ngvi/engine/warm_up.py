@@ -176,12 +176,12 @@ def _rise(
     rule = Rule(settings.shortest_warm_up_step, np.inf, helps, by_elbo=True)
     none = Secants(settings)  # far from the solution past steps would mislead
     state, here = finite_start(budget, state, draws)
-    step_size, forced = 1.0, True
+    step_size, forced, wary = 1.0, True, False
     least = settings.least_gain * state.q.dim
     while not settled(problem, here, none):
         if here.asked.nats < least and not find_flat_direction(here, settings.flat_curvature):
             break  # a level can go on from here
-        step = climb(budget, here, draws, step_size, rule, forced=forced)
+        step = climb(budget, here, draws, step_size, rule, forced=forced, wary=wary)
         if step is None:
             break
         state, info = advance(
@@ -189,6 +189,7 @@ def _rise(
         )
         yield state, info
         before, here = here, step.there
+        wary = info.step_size < step_size
         step_size, forced = min(1.0, 2 * info.step_size), False
         gain = here.estimate.elbo - before.estimate.elbo
         if widenings.add(before.q, here, gain):

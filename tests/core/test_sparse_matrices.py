@@ -32,6 +32,8 @@ STRUCTURES = {
     "blocks": blocks(12, 5),
     "crossed": crossed(40, 15, 120, 3, seed=1),
     "full": Structure.full(40),
+    "persons and items": crossed(60, 45, 60 * 45, 2, seed=3),
+    "few answers": crossed(120, 40, 900, 3, seed=4),
     "random": random_structure(150, 400, seed=2),
 }
 each_structure = pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
@@ -210,3 +212,15 @@ def test_bad_structures():
         Structure(3, [1, 2], [0])
     with pytest.raises(ValueError, match="no permutation"):
         Structure(3, [1], [0], order=[0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "tail", "leaves"),
+    [("chain", 0, 0), ("arrowhead", 0, 0), ("full", 40, 0), ("persons and items", 47, 60)],
+)
+def test_full_columns_at_the_end_are_found(name, tail, leaves):
+    """A full matrix is all tail; persons who answered every item are leaves of the items."""
+    found = STRUCTURES[name].tail
+    assert found.size == pytest.approx(tail, abs=1)
+    assert found.done.sum() == pytest.approx(leaves, abs=1)
+    assert found.head + found.size == STRUCTURES[name].dim

@@ -63,6 +63,6 @@ def test_scatter_of_independent_parts_is_the_error_of_their_mean():
     for _ in range(4000):
         gradients = rng.standard_normal((4, 2)) * [1.0, 3.0]
         parts = [Estimate(g, -np.eye(2), 0.0, 0.0, 1) for g in gradients]
-        found.append(sum(np.square(error.first) for error in scatter(q, parts, 0.5)))
+        found.append(sum(np.square(error.first) for error in scatter(q, parts, 0.5, 0.5)))
         means.append(0.5 * gradients.mean(axis=0))
     np.testing.assert_allclose(np.mean(found, axis=0), np.var(means, axis=0), rtol=0.1)

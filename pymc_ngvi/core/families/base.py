@@ -80,6 +80,11 @@ class Gaussian(Distribution):
         return cls
 
     @classmethod
+    def hubs(cls) -> NDArray[np.int64] | None:
+        """Components that are connected with many others; None where nothing is known of that."""
+        return None
+
+    @classmethod
     def min_draws(cls, dim: int) -> int:
         """Fewest draws from which an estimate of the mean Hessian is useful."""
         return 4 * dim  # two replicates of antithetic pairs with exact second moments
@@ -263,6 +268,11 @@ class Gaussian(Distribution):
     def diagonal(cls, matrix: Array) -> Array:
         """Diagonal (d,) of a matrix."""
         return matrix.diagonal()
+
+    @classmethod
+    def plus_diagonal(cls, matrix: Array, diagonal: Array) -> Array:
+        """Matrix with a diagonal (d,) added."""
+        return matrix + np.diag(diagonal)
 
     @classmethod
     def smallest_eigenvalue(cls, matrix: Array) -> float:

@@ -44,6 +44,10 @@ class FactorisedGaussian(Gaussian):
         return matrix * vector
 
     @classmethod
+    def plus_diagonal(cls, matrix: Array, diagonal: Array) -> Array:
+        return matrix + diagonal
+
+    @classmethod
     def diagonal(cls, matrix: Array) -> Array:
         return matrix
 

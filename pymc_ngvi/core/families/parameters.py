@@ -30,6 +30,9 @@ class Natural:
         """Scalar product with an expectation parameter (or with a difference of two)."""
         return float(self.first @ other.first + np.vdot(self.second, other.second))
 
+    def __add__(self, other: Natural) -> Natural:
+        return Natural(self.first + other.first, self.second + other.second)
+
     def __sub__(self, other: Natural) -> Natural:
         return Natural(self.first - other.first, self.second - other.second)
 

@@ -67,6 +67,10 @@ class SparseGaussian(Gaussian):
         return _rebuild, (self.structure,), self.__dict__
 
     @classmethod
+    def hubs(cls) -> NDArray[np.int64]:
+        return cls._bound().hubs
+
+    @classmethod
     def min_draws(cls, dim: int) -> int:
         # As for a full family of as many components as are eliminated together.
         return 4 * min(dim, int(np.ceil(cls._bound().height)))
@@ -98,6 +102,10 @@ class SparseGaussian(Gaussian):
     @classmethod
     def diagonal(cls, matrix: Array) -> Array:
         return np.asarray(matrix[cls._bound().diagonal])
+
+    @classmethod
+    def plus_diagonal(cls, matrix: Array, diagonal: Array) -> Array:
+        return matrix + cls._from_diagonal(diagonal)
 
     @classmethod
     def smallest_eigenvalue(cls, matrix: Array) -> float:
@@ -289,7 +297,9 @@ class SparseGaussian(Gaussian):
         """
         change = direction.second
         mean = self.solve(direction.first + 2 * self.product(change, self.mean))
-        moved = -2 * inverse_derivative(self.structure, self.precision, change)
+        moved = np.zeros_like(change)
+        if change.any():
+            moved = -2 * inverse_derivative(self.structure, self.precision, change)
         rows, columns = self.structure.rows, self.structure.columns
         cross = mean[rows] * self.mean[columns] + mean[columns] * self.mean[rows]
         return Expectation(mean, self.structure.multiplicity * (moved + cross))

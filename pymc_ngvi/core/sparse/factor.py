@@ -8,6 +8,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import SMALLEST_RELATIVE_PIVOT, Array
 from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.tail import inverted
 
 # Vectors that are handled together: their components lie side by side, in a few cache lines.
 _AT_ONCE = 32
@@ -94,7 +95,11 @@ class Factor:
         from pymc_ngvi.core.sparse import kernels
 
         start, index, _, _ = self.structure.columns_of_factor
-        below, diagonal = kernels.selected_inverse(start, index, self.lower, self.pivots)
+        tail, lower, pivots = self.structure.tail, self.lower, self.pivots
+        below, diagonal = np.empty_like(lower), 1 / pivots
+        if tail.size:
+            tail.invert(tail.inverse(lower, pivots), lower, below, diagonal)
+        kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)
         return below, diagonal
 
     @cached_property
@@ -127,9 +132,11 @@ class Factor:
         from pymc_ngvi.core.sparse import kernels
 
         start, index, _, _ = self.structure.columns_of_factor
-        spread = kernels.quadratic_forms(
-            start, index, other.lower - self.lower, *self.selected_inverse
-        )
+        tail, change = self.structure.tail, other.lower - self.lower
+        below, diagonal = self.selected_inverse
+        spread = kernels.quadratic_forms(start, index, change, below, diagonal, tail.head)
+        if tail.size:
+            spread[tail.head :] = tail.quadratic_forms(change, tail.matrix(below, diagonal))
         excess = (other.pivots - self.pivots) / self.pivots
         return 0.5 * float((excess - np.log1p(excess) + other.pivots * spread).sum())
 
@@ -198,11 +205,18 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     size = _TINY / max(float(relative.max()), np.finfo(float).tiny)
     moved = values + 1j * size * direction
     reference = values[structure.diagonal][structure.order]
-    lower, pivots, _, _ = _factorise(
+    lower, pivots, _, _ = _eliminate(
         structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0, 0.0])
     )
     start, index, _, _ = structure.columns_of_factor
-    below, diagonal = kernels.selected_inverse(start, index, lower, pivots)
+    below, diagonal, tail = np.empty_like(lower), 1 / pivots, structure.tail
+    if tail.size:
+        matrix = tail.matrix(lower, pivots)
+        # Not as a complex matrix, in whose pivoting and norms the imaginary part would be lost.
+        inverse = inverted(matrix.real)
+        derivative = -inverse @ (matrix.imag / _TINY) @ inverse
+        tail.invert(inverse + 1j * _TINY * derivative, lower, below, diagonal)
+    kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)
     return _gather(structure, below.imag, diagonal.imag) / size
 
 
@@ -211,11 +225,35 @@ def _factorise(
 ) -> tuple[Array, Array, int, Array]:
     from pymc_ngvi.core.sparse import kernels
 
+    lower, pivots, stopped, raised = _eliminate(structure, values, reference, rule)
+    tail = structure.tail
+    if stopped >= 0 or not tail.size:
+        return lower, pivots, stopped, raised
+    if rule[1] == 0:
+        done = tail.factorise(lower, pivots, rule[0] * reference[tail.head :])
+        return lower, pivots, -1 if done else tail.head, raised
+    start, index, _, _ = structure.columns_of_factor
+    stopped, more = kernels.factorise(
+        start, index, lower, pivots, reference, rule, tail.head, structure.dim
+    )
+    return lower, pivots, stopped, raised + more
+
+
+def _eliminate(
+    structure: Structure, values: Array, reference: Array, rule: Array
+) -> tuple[Array, Array, int, Array]:
+    """Factorise all columns but the tail, and subtract from it what they take away."""
+    from pymc_ngvi.core.sparse import kernels
+
     start, index, which, place = structure.columns_of_factor
     lower = np.zeros(index.size, values.dtype)
     lower[place] = values[which]
     pivots = values[structure.diagonal][structure.order]
-    stopped, raised = kernels.factorise(start, index, lower, pivots, reference, rule)
+    tail = structure.tail
+    stopped, raised = kernels.factorise(start, index, lower, pivots, reference, rule, 0, tail.head)
+    if stopped < 0 and tail.size:
+        kernels.reduce_tail(start, index, lower, pivots, tail.head, tail.done)
+        tail.reduce(lower, pivots)
     return lower, pivots, stopped, raised
 
 

@@ -95,8 +95,10 @@ def fill_columns(row_start, row_index, parent, start):
 
 
 @numba.njit(cache=True)
-def factorise(start, index, lower, pivots, reference, rule):
-    """Factorise in place; `lower` and `pivots` hold the matrix on the pattern of L.
+def factorise(start, index, lower, pivots, reference, rule, begin, end):
+    """Factorise the columns [begin, end) in place, as if there were no others.
+
+    `lower` and `pivots` hold the matrix on the pattern of L.
 
     A pivot is too small where it does not exceed `rule[0]` times its reference.
 
@@ -111,6 +113,7 @@ def factorise(start, index, lower, pivots, reference, rule):
         Smallest relative pivot; 1 to raise smaller ones or 0 to stop at them; and the a, c and s
         of the value to raise to, the larger of a r + c pivot^2 / r and abs(pivot + s) - s with the
         reference r.
+    begin, end : int
 
     Returns
     -------
@@ -125,7 +128,7 @@ def factorise(start, index, lower, pivots, reference, rule):
     at = np.empty(n, np.int64)
     waiting = np.full(n, -1, np.int64)  # columns whose next row is this one
     following = np.empty(n, np.int64)
-    for j in range(n):
+    for j in range(begin, end):
         for p in range(start[j], start[j + 1]):
             column[index[p]] = lower[p]
         pivot = pivots[j]
@@ -162,6 +165,29 @@ def factorise(start, index, lower, pivots, reference, rule):
             following[j] = waiting[index[start[j]]]
             waiting[index[start[j]]] = j
     return -1, raised
+
+
+@numba.njit(cache=True)
+def reduce_tail(start, index, lower, pivots, head, done):
+    """Subtract from the tail, the columns from `head` on, what the columns before them take away.
+
+    The columns of the tail are full, so that the place of an entry is known. Columns that are
+    `done` are left out.
+    """
+    for k in range(head):
+        if done[k]:
+            continue
+        p1 = start[k + 1]
+        p0 = p1
+        while p0 > start[k] and index[p0 - 1] >= head:
+            p0 -= 1
+        for p in range(p0, p1):
+            i = np.int64(index[p])
+            factor = lower[p] * pivots[k]
+            pivots[i] -= lower[p] * factor
+            base = start[i] - i - 1
+            for q in range(p + 1, p1):
+                lower[base + index[q]] -= lower[q] * factor
 
 
 @numba.njit(cache=True)
@@ -210,57 +236,73 @@ def triangular(mode, start, index, lower, order, before, after, rows, result):
 
 
 @numba.njit(cache=True)
-def selected_inverse(start, index, lower, pivots):
-    """Entries of the inverse on the pattern of L, by Takahashi's recursion.
+def selected_inverse(start, index, lower, pivots, below, diagonal, head, done):
+    """Entries of the inverse on the pattern of L, by Takahashi's recursion, in place.
 
-    Returns
-    -------
+    Parameters
+    ----------
+    start, index, lower, pivots : arrays
+        L and D.
     below, diagonal : arrays
-        Below the diagonal at the places of L, and on it.
+        The inverse below the diagonal at the places of L, and on it. It is there already in the
+        tail, the full columns from `head` on, and in columns that are `done`.
+    head : int
+    done : array of bool, (n,)
     """
     n = start.size - 1
-    below = np.empty_like(lower)
-    diagonal = np.empty_like(pivots)
     place = np.full(n, -1, np.int64)
-    for j in range(n - 1, -1, -1):
+    for j in range(head - 1, -1, -1):
+        if done[j]:
+            continue
         p0, p1 = start[j], start[j + 1]
         for p in range(p0, p1):
             place[index[p]] = p
             below[p] = 0
         total = 1 / pivots[j]
         for p in range(p0, p1):
-            k = index[p]
+            k = np.int64(index[p])
             factor = lower[p]
             inner = factor * diagonal[k]
-            for q in range(start[k], start[k + 1]):
-                t = place[index[q]]
-                if t >= 0:
-                    inner += lower[t] * below[q]
-                    below[t] -= factor * below[q]
+            if k >= head:
+                base = start[k] - k - 1
+                for t in range(p + 1, p1):
+                    value = below[base + index[t]]
+                    inner += lower[t] * value
+                    below[t] -= factor * value
+            else:
+                for q in range(start[k], start[k + 1]):
+                    t = place[index[q]]
+                    if t >= 0:
+                        inner += lower[t] * below[q]
+                        below[t] -= factor * below[q]
             below[p] -= inner
         for p in range(p0, p1):
             place[index[p]] = -1
             total -= lower[p] * below[p]
         diagonal[j] = total
-    return below, diagonal
 
 
 @numba.njit(cache=True)
-def quadratic_forms(start, index, change, below, diagonal):
-    """Variance of the change of L times x in every column, from the selected inverse."""
+def quadratic_forms(start, index, change, below, diagonal, head):
+    """Variance of the change of L times x in the columns before `head`, from the inverse."""
     n = start.size - 1
     spread = np.zeros(n)
     values = np.zeros(n)
-    for j in range(n):
+    for j in range(head):
         p0, p1 = start[j], start[j + 1]
         for p in range(p0, p1):
             values[index[p]] = change[p]
         total = 0.0
         for p in range(p0, p1):
-            k = index[p]
+            k = np.int64(index[p])
             inner = 0.0
-            for q in range(start[k], start[k + 1]):
-                inner += values[index[q]] * below[q]
+            if k >= head:
+                base = start[k] - k - 1
+                for t in range(p + 1, p1):
+                    inner += change[t] * below[base + index[t]]
+            else:
+                for q in range(start[k], start[k + 1]):
+                    inner += values[index[q]] * below[q]
             total += change[p] * (change[p] * diagonal[k] + 2 * inner)
         for p in range(p0, p1):
             values[index[p]] = 0.0

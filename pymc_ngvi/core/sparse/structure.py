@@ -10,6 +10,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse.tail import Tail
 
 Integers = NDArray[Any]
 
@@ -188,6 +189,15 @@ class Structure:
         parent, count = kernels.elimination_tree(row_start, row_index)
         return parent, count
 
+    @cached_property
+    def hubs(self) -> Integers:
+        """Dense rows: the components that are connected with many others, most entries last."""
+        off = self.rows != self.columns
+        degree = np.bincount(self.rows[off], minlength=self.dim)
+        degree += np.bincount(self.columns[off], minlength=self.dim)
+        dense = np.flatnonzero(degree > max(16.0, 10 * np.sqrt(self.dim)))
+        return dense[np.argsort(degree[dense], kind="stable")]
+
     def _graph(self) -> tuple[scipy.sparse.csr_array, Integers, Integers]:
         """Graph of the sparse rows among themselves, these, and the dense rows, most entries last.
 
@@ -196,15 +206,14 @@ class Structure:
         """
         off = self.rows != self.columns
         rows, columns = self.rows[off], self.columns[off]
-        degree = np.bincount(rows, minlength=self.dim) + np.bincount(columns, minlength=self.dim)
-        is_dense = degree > max(16.0, 10 * np.sqrt(self.dim))
-        dense, number = np.flatnonzero(is_dense), np.cumsum(~is_dense) - 1
+        dense, is_dense = self.hubs, np.zeros(self.dim, bool)
+        is_dense[dense] = True
+        number = np.cumsum(~is_dense) - 1
         kept = ~(is_dense[rows] | is_dense[columns])
         rows, columns = number[rows[kept]], number[columns[kept]]
         pairs = np.concatenate([rows, columns]), np.concatenate([columns, rows])
         n = self.dim - dense.size
         graph = scipy.sparse.csr_array((np.ones(2 * rows.size, np.int8), pairs), (n, n))
-        dense = dense[np.argsort(degree[dense], kind="stable")]
         return graph, np.flatnonzero(~is_dense), dense
 
     def _rows(self, order: Integers) -> tuple[Integers, Integers, Integers]:
@@ -238,6 +247,12 @@ class Structure:
         row_start, row_index, which = self._rows(order)
         index, place = kernels.fill_columns(row_start, row_index, parent, start)
         return start, index, which, place
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The last columns of the factor, which are full."""
+        start, index, _, _ = self.columns_of_factor
+        return Tail(start, index)
 
 
 def _minimum_degree(graph: scipy.sparse.csr_array) -> Integers:

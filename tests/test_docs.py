@@ -119,6 +119,14 @@ def test_choosing(model):
     assert (namespace["approx"].gaussian.mean >= 0).all()
 
 
+def test_shapes():
+    def shorten(block):
+        return block.replace('"ngvi",', '"ngvi", backend="interpreted", progressbar=False,')
+
+    report = run("shapes.md", {}, shorten)["approx"].report
+    assert f"{report.elbo:.3f}" == "-31.311"
+
+
 @pytest.mark.parametrize("page", ["index.md", "developer.md", "report.md", "trouble.md"])
 def test_fits_of_a_model(page, model, approx, capsys):
     namespace = run(page, {"model": model, "approx": approx, "pm": pm, "pymc_ngvi": pymc_ngvi})

@@ -16,9 +16,9 @@ from typing import TypeVar, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_ngvi.core.distribution import LOG_TWO_PI
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import Gaussian
-from pymc_ngvi.core.families.base import LOG_TWO_PI
 from pymc_ngvi.core.families.parameters import as_vector
 from pymc_ngvi.core.linalg import Array, cholesky
 from pymc_ngvi.errors import NonFiniteError

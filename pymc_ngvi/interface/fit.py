@@ -31,7 +31,7 @@ from pymc_ngvi.interface.interrupts import Shield
 from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.target import Reading
-from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict, judge
 
@@ -56,7 +56,7 @@ class Fit:
     ----------
     prepared : Prepared
         What to fit and where to start.
-    approx : GaussianApproximation
+    approx : NGVIApproximation
         The approximation to keep up to date.
     score : bool
         Whether to keep the losses.
@@ -71,6 +71,8 @@ class Fit:
         Last good state.
     history : list of Info
         All iterations, refinements included.
+    verdict : Verdict
+        How good the last result is.
     search : Search or None
         The automatic engine with its starts; None where a schedule was given.
     """
@@ -78,7 +80,7 @@ class Fit:
     def __init__(
         self,
         prepared: Prepared,
-        approx: GaussianApproximation,
+        approx: NGVIApproximation,
         *,
         score: bool = True,
         callbacks: Sequence[PyMCCallback] = (),
@@ -93,12 +95,18 @@ class Fit:
         self.history: list[Info] = []
         self.search = make_search(prepared) if prepared.options.automatic else None
         self._seconds = {"fit": 0.0, "verdict": 0.0}
+        self.verdict = Verdict()
+        self._ending: Status | None = None
+        self._retried = False
         self._misleading: Finding | None = None  # what a schedule could do nothing about
         self._told: list[Note] = []
         self._judging = Reading()  # what all verdicts so far have read of the data
 
     def run(self, n: int, progress: ProgressBar) -> None:
-        """Fit for n iterations with a schedule, and for n at most with the automatic engine."""
+        """Fit for n iterations with a schedule, and for n at most with the automatic engine.
+
+        How reliable the fit is, and how it ended, is for `tell` to say.
+        """
         if n == 0:
             with Shield() as shield:
                 self._conclude(Result(self.state, [], Status.INITIALISED), shield)
@@ -107,9 +115,23 @@ class Fit:
             self._complete(_scheduled(self.prepared, self.state, n), progress)
             return
         states = self.prepared.states
-        status = self._complete(self.search.fit(states, n), progress)
-        retried = len(states) == 1 < len(self.search.attempts)
-        _warn_of_ending(status, self.prepared.options.accuracy, retried=retried)
+        self._ending = self._complete(self.search.fit(states, n), progress)
+        self._retried = len(states) == 1 < len(self.search.attempts)
+
+    def tell(self, remedies: Sequence[str] = (), tried: Sequence[str] = ()) -> None:
+        """Warn where the fit is unreliable or could not be judged, and where it has not converged.
+
+        Parameters
+        ----------
+        remedies, tried : sequence of str
+            What may help, and what has not.
+        """
+        if message := self.verdict.warning(remedies, tried):
+            warn(f"ngvi: {message}", UnreliableFit)
+        if self._ending is not None:
+            accuracy = self.prepared.options.accuracy
+            _warn_of_ending(self._ending, accuracy, retried=self._retried)
+        self._ending = None
 
     def refine(self, n: int, progress: ProgressBar) -> None:
         """Go on for n iterations from the last state."""
@@ -117,6 +139,7 @@ class Fit:
             self.run(n, progress)
         else:
             self._complete(self.search.engine.refine(self.state, n), progress)
+        self.tell()
 
     def _complete(self, iterations: Iterations, progress: ProgressBar) -> Status:
         """Run the iterations, judge the member they came to, and report; return the status."""
@@ -138,12 +161,11 @@ class Fit:
                     error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
                 raise
             progress.stage("judging")
-            verdict = self._conclude(result, shield)
+            self._conclude(result, shield)
         for note in self._notes:
             if note not in self._told and note.category is not None:
                 warn(f"ngvi: {note.text}", note.category)
         self._told = self._notes
-        _warn_of_verdict(verdict)
         return result.status
 
     def _record(self, state: State, info: Info) -> None:
@@ -161,14 +183,13 @@ class Fit:
     def _losses(self) -> np.ndarray:
         return np.array([-info.elbo for info in self.history])
 
-    def _conclude(self, result: Result, shield: Shield) -> Verdict:
+    def _conclude(self, result: Result, shield: Shield) -> None:
         """Keep the result, judge it, and report."""
         result = self._keep(result)
         before = self.prepared.target.reading
         with self._timed("verdict"):
-            verdict = self._judge(result, shield)
-        self.approx.report = self._report(result, verdict, before)
-        return verdict
+            self.verdict = self._judge(result, shield)
+        self.approx.report = self._report(result, self.verdict, before)
 
     def _keep(self, result: Result) -> Result:
         """Write the result to the approximation; return it with the state that is kept."""
@@ -311,12 +332,6 @@ def _difference(later: Reading, earlier: Reading) -> Reading:
     return replace(later, rows=later.rows - earlier.rows, anchors=later.anchors - earlier.anchors)
 
 
-def _warn_of_verdict(verdict: Verdict) -> None:
-    """Warn where the fit is unreliable, or could not be judged."""
-    if message := verdict.warning():
-        warn(f"ngvi: {message}", UnreliableFit)
-
-
 def _warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:
     """Warn where the automatic engine did not converge, or only from other starts."""
     budgets = {Status.MAX_ITERATIONS: "n", Status.MAX_EVALUATIONS: "max_evaluations"}
@@ -329,7 +344,7 @@ def _warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:
     elif status == Status.STALLED:
         warn(
             "ngvi found no step that improves the ELBO, from any start: the result is not an "
-            "optimum. Give start=, or reparametrise the model",
+            "optimum. Give start=, or write the model in other parameters",
             UnreliableFit,
         )
     elif retried:

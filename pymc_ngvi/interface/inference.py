@@ -24,12 +24,18 @@ from pymc_ngvi.interface.options import Options, Run, check_compilation, split_k
 from pymc_ngvi.interface.prepare import Prepared, prepare
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.interface.recentre import choose_centring
+from pymc_ngvi.interface.remedies import (
+    FIRST_ACCURACY,
+    FIRST_EVALUATIONS,
+    Remedies,
+    find_held,
+)
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
 from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
-from pymc_ngvi.results.approximation import GaussianApproximation, create_approximation
+from pymc_ngvi.results.approximation import NGVIApproximation, create_approximation
 
 
 class NGVI(Inference):
@@ -52,12 +58,14 @@ class NGVI(Inference):
     **options
         Options of :class:`pymc_ngvi.interface.options.Options`: `family`, `estimator`, `guard`,
         `projection`, `step_size`, `n_samples`, `averaging`, `control_variates`, `accuracy`,
-        `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`, `reparametrize`.
+        `max_evaluations`, `start`, `n_starts`, `start_sigma`, `random_seed`, `reparametrize`,
+        `nested`, `remedy`.
 
     Attributes
     ----------
-    approx : GaussianApproximation
-        The approximation. It exists before the fit, which updates it.
+    approx : NGVIApproximation
+        The approximation. It exists before the fit, which updates it; a nested fit puts another in
+        its place.
     """
 
     #: The bar of whoever has shown progress before the fit; otherwise a fit shows its own.
@@ -91,7 +99,7 @@ class NGVI(Inference):
         self._building_seconds = time.perf_counter() - begin
 
     @cached_property
-    def approx(self) -> GaussianApproximation:  # type: ignore[override]
+    def approx(self) -> NGVIApproximation:  # type: ignore[override]
         """The approximation, updated by `fit`."""
         start = self._start_of(self._starts[0])
         approx = create_approximation(
@@ -125,7 +133,7 @@ class NGVI(Inference):
         return_inferencedata: bool = False,
         draws: int = 1000,
         log_likelihood: bool = False,
-        importance: str | None = None,
+        importance: str | None = "auto",
         **options: Any,
     ) -> Any:
         """Fit the approximation.
@@ -155,14 +163,14 @@ class NGVI(Inference):
             Number of these draws.
         log_likelihood : bool
             Include the log-likelihood of each observation in the InferenceData.
-        importance : {None, "psis", "resample", "match"}
+        importance : {"auto", None, "psis", "resample", "match"}
             What to do with the importance weights of the draws: see `sample` of the approximation.
         **options
             As in the constructor, except `family` and `reparametrize`; they hold for this fit only.
 
         Returns
         -------
-        GaussianApproximation or InferenceData
+        NGVIApproximation or InferenceData
         """
         run = Run(
             n=n,
@@ -181,12 +189,14 @@ class NGVI(Inference):
         n = int(n)
         chosen, starts = self._overridden(options)
         rng = as_generator(chosen.random_seed)
+        first = self._first_options(chosen)
         bar = self._bar or ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
         with bar if self._bar is None else nullcontext():
             bar.stage("building")
+            self._restore_gaussian()
             self._update_target(backend, compile_kwargs)
-            prepared = prepare(self._target, chosen, starts, rng, seconds=self._building_seconds)
-            if n and chosen.may_recentre and "approx" not in vars(self):
+            prepared = prepare(self._target, first, starts, rng, seconds=self._building_seconds)
+            if n and first.may_recentre and "approx" not in vars(self):
                 bar.stage("centring")
                 prepared = self._recentre(prepared)
             self._fit = Fit(
@@ -197,6 +207,7 @@ class NGVI(Inference):
                 family_reason=self._chosen.reason,
             )
             self._fit.run(n, bar)
+            self.approx = Remedies(self._fit, bar).apply()  # type: ignore[misc]
         for group in self.approx.groups:
             group.include_transformed = include_transformed
         if not return_inferencedata:
@@ -218,6 +229,8 @@ class NGVI(Inference):
         """Go on for n more iterations from where the fit stopped."""
         if self._fit is None:
             raise TypeError("Need to call `.fit` first")
+        if self.approx is not self._fit.approx:
+            raise TypeError("a nested fit cannot be refined: fit again, with another accuracy")
         n = check_count("n", n)
         with ProgressBar(n, enabled=progressbar, theme=progressbar_theme) as bar:
             self._fit.refine(n, bar)
@@ -227,6 +240,24 @@ class NGVI(Inference):
         raise TypeError(
             "NGVI has no step function to profile; pass compile_kwargs={'profile': True} to fit"
         )
+
+    def _first_options(self, options: Options) -> Options:
+        """Return the options of the Gaussian, which need not be exact where a grid follows."""
+        if isinstance(options.nested, str | None):
+            return options
+        if self._target.reads_batches:
+            raise ValueError("nested: a model that reads batches of its data has no nested fit")
+        find_held(options.nested, self._target.layout)
+        return dataclasses.replace(
+            options,
+            accuracy=max(options.accuracy, FIRST_ACCURACY),
+            max_evaluations=min(options.max_evaluations, FIRST_EVALUATIONS),
+        )
+
+    def _restore_gaussian(self) -> None:
+        """Put the Gaussian back in place of a nested approximation, for another fit."""
+        if self._fit is not None:
+            self.approx = self._fit.approx  # type: ignore[misc]
 
     def _update_target(self, backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> None:
         """Build the target anew for another backend, or where pm.set_data has replaced its data."""

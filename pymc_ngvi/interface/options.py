@@ -159,6 +159,13 @@ class Options:
         Whether the fit may recentre variables of hierarchies; see :mod:`pymc_ngvi.model.centring`.
         "auto" does so where it raises the ELBO. A mapping gives the degree of centring by name,
         from 0 (non-centred) to 1 (centred), as a number or an array.
+    nested : list of str or "auto", optional
+        Fit Gaussians of the rest on a grid of one or two scalar variables, given by name; see
+        :mod:`pymc_ngvi.core.nested`. "auto" does so where the verdict on one Gaussian is bad, for
+        the variables along which the curvature of the rest changes most.
+    remedy : "auto", optional
+        Where the verdict on one Gaussian is bad, do what helps: a nested fit as by
+        ``nested="auto"``, and if that does not suffice, let `sample` match its draws.
     """
 
     family: str | type[Gaussian] = "auto"
@@ -176,6 +183,8 @@ class Options:
     start_sigma: Mapping[str, Any] | None = None
     random_seed: Any = None
     reparametrize: str | bool | Mapping[str, Any] = "auto"
+    nested: str | Sequence[str] | None = None
+    remedy: str | None = None
 
     def __post_init__(self) -> None:
         estimator = self.parts.estimator  # raises where a word stands for no part
@@ -186,6 +195,15 @@ class Options:
         check_count("max_evaluations", self.max_evaluations)
         check_count("n_starts", self.n_starts, most=MOST_STARTS)
         _check_reparametrize(self.reparametrize)
+        _check_nested(self.nested)
+        check_choice("remedy", self.remedy, (None, "auto"))
+        if (self.nested or self.remedy) and not (self.automatic and self.projection is None):
+            raise ValueError(
+                "nested and remedy belong to the automatic engine: give no step_size, no n_samples "
+                "and no projection"
+            )
+        if self.nested and not self.parts.family.has_mean:
+            raise ValueError("nested: a centred family has no means that could follow a variable")
         if not isinstance(self.random_seed, np.random.RandomState):  # whose state would move
             as_generator(self.random_seed)
         several = self.n_starts > 1 or isinstance(self.start, list | tuple)
@@ -263,7 +281,7 @@ class Run:
     return_inferencedata: bool = False
     draws: int = 1000
     log_likelihood: bool = False
-    importance: str | None = None
+    importance: str | None = "auto"
 
     def __post_init__(self) -> None:
         check_count("n", self.n, least=0)
@@ -351,6 +369,17 @@ def _check_reparametrize(value: Any) -> None:
         'reparametrize must be "auto", False or degrees of centring by name such as '
         f'{{"theta": 0.0}}, got {told(value)}'
     )
+
+
+def _check_nested(value: Any) -> None:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return
+    names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    if not (names and value):
+        raise ValueError(
+            f'nested must be names of one or two variables such as ["tau"], or "auto", got '
+            f"{told(value)}"
+        )
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -1,7 +1,8 @@
 """The result of a fit, as PyMC's own `FullRank` and `MeanField` approximations.
 
-An approximation holds a Gaussian of :mod:`pymc_ngvi.core.families` in double precision, from which
-:meth:`GaussianApproximation.sample` draws. :mod:`pymc_ngvi.results.groups` writes it to the shared
+An approximation holds a distribution in double precision, from which
+:meth:`NGVIApproximation.sample` draws: a Gaussian of :mod:`pymc_ngvi.core.families`, or a nested
+one of :mod:`pymc_ngvi.core.nested`. :mod:`pymc_ngvi.results.groups` writes it to the shared
 variables of PyMC, and reads it from there when others have changed them.
 """
 
@@ -14,12 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pymc
-from pymc.variational.approximations import FullRank, MeanField
+from pymc.variational.approximations import FullRank, MeanField, SingleGroupApproximation
 from pymc.variational.opvi import node_property
 
 from pymc_ngvi._compat import initial_point
 from pymc_ngvi.arguments import as_generator, check_count
 from pymc_ngvi.core.algorithm import Info
+from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.centring import recentred
@@ -29,7 +31,12 @@ from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results import storage
 from pymc_ngvi.results.draws import DrawTransform
-from pymc_ngvi.results.groups import NGVIFullRankGroup, NGVIMeanFieldGroup, NGVISparseGroup
+from pymc_ngvi.results.groups import (
+    NGVIFullRankGroup,
+    NGVIMeanFieldGroup,
+    NGVINestedGroup,
+    NGVISparseGroup,
+)
 from pymc_ngvi.results.inferencedata import to_inference_data, to_multitrace
 from pymc_ngvi.results.matching import PILOT_DRAWS
 from pymc_ngvi.results.nuts import nuts_keywords
@@ -41,19 +48,20 @@ from pymc_ngvi.results.records import (
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
+from pymc_ngvi.results.verdict import Verdict
 from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
 
 
-class GaussianApproximation:
-    """What both approximations add to PyMC's: a Gaussian in double precision, and fast draws.
+class NGVIApproximation:
+    """What all approximations add to PyMC's: a distribution in double precision, and fast draws.
 
-    Use :func:`create_approximation`, which chooses the class for the Gaussian.
+    Use :func:`create_approximation`, which chooses the class for the distribution.
 
     Parameters
     ----------
     model : pymc.Model
         The fitted model.
-    gaussian : Gaussian
+    distribution : Gaussian or Nested
         The approximation on the model's flat unconstrained vector, in the order of
         ``model.free_RVs``.
     layout : Layout, optional
@@ -77,30 +85,32 @@ class GaussianApproximation:
         Names of these containers.
     target : ModelTarget or None
         The compiled model that the approximation was fitted to.
+    importance : str or None
+        What `sample` does with importance weights unless told otherwise.
 
     Notes
     -----
-    The shared variables in `params` are a copy of `gaussian` in the precision of
+    The shared variables in `params` are a copy of `distribution` in the precision of
     ``pytensor.config.floatX``. When their values are changed, by ``set_value`` or by another
-    inference of PyMC's, `gaussian` becomes what they say, and with it all that is computed from it.
+    inference of PyMC's, it becomes what they say, and with it all that is computed from it.
     """
 
-    #: Which part of a Hessian the Gaussians that the class holds take.
-    curvature: ClassVar[str]
+    #: The kind of distribution that the class holds.
+    kind: ClassVar[str]
 
     groups: list[Any]
 
     def __init__(
         self,
         model: pymc.Model,
-        gaussian: Gaussian,
+        distribution: Distribution,
         *,
         layout: Layout | None = None,
         centring: Mapping[str, Array] | None = None,
     ) -> None:
-        if gaussian.curvature != self.curvature:
+        if distribution.kind != self.kind:
             raise TypeError(
-                f"{type(self).__name__} cannot hold a {type(gaussian).__name__}; "
+                f"{type(self).__name__} cannot hold a {type(distribution).__name__}; "
                 "use create_approximation, which chooses the class"
             )
         self.centring = dict(centring or {})
@@ -113,32 +123,42 @@ class GaussianApproximation:
         self.loader: Loader | None = None
         self.loaded: tuple[str, ...] = ()
         self.target: ModelTarget | None = None
+        self.importance: str | None = None
         self._transform: DrawTransform | None = None
-        self.set_gaussian(gaussian)
+        self.set_distribution(distribution)
         self.report = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A compiled model is no part of a result: whoever reads it builds what is needed.
         return self.__dict__ | {"target": None, "_transform": None}
 
-    def set_gaussian(self, gaussian: Gaussian) -> None:
-        """Replace the approximation by another Gaussian of the same kind.
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Replace the approximation by another distribution of the same kind.
 
         Nothing is compiled. The cost is that of one triangular factor, or of one square root a
         component where components are independent.
         """
         group = self.groups[0]
-        if gaussian.dim != group.ddim:
+        if distribution.dim != group.ddim:
             raise ValueError(
-                f"the Gaussian has {gaussian.dim} dimensions, "
+                f"the Gaussian has {distribution.dim} dimensions, "
                 f"the model has {group.ddim} unconstrained parameters"
             )
-        group.write(gaussian)
+        group.write(distribution)
+
+    def set_gaussian(self, gaussian: Gaussian) -> None:
+        """Replace the approximation by another Gaussian of the same kind."""
+        self.set_distribution(gaussian)
+
+    @property
+    def distribution(self) -> Distribution:
+        """The approximation itself. Use `set_distribution` to change it."""
+        return self.groups[0].held.distribution  # type: ignore[no-any-return]
 
     @property
     def gaussian(self) -> Gaussian:
-        """The approximation itself. Use `set_gaussian` to change it."""
-        return self.groups[0].held.gaussian  # type: ignore[no-any-return]
+        """The approximation where it is a Gaussian; else the Gaussian that has its moments."""
+        return self.distribution.gaussian
 
     @property
     def model(self) -> pymc.Model:
@@ -175,13 +195,13 @@ class GaussianApproximation:
 
     @property
     def report(self) -> Report | None:
-        """How the fit went; None where `gaussian` is not what the fit came to."""
+        """How the fit went; None where `distribution` is not what the fit came to."""
         report, judged = self._report
-        return report if self.gaussian is judged else None
+        return report if self.distribution is judged else None
 
     @report.setter
     def report(self, report: Report | None) -> None:
-        self._report = report, self.gaussian
+        self._report = report, self.distribution
 
     def sample(
         self,
@@ -191,7 +211,7 @@ class GaussianApproximation:
         random_seed: Any = None,
         return_inferencedata: bool = True,
         log_likelihood: bool = False,
-        importance: str | None = None,
+        importance: str | None = "auto",
         replace: bool = False,
         include_transformed: bool = False,
         coords: Mapping[str, Any] | None = None,
@@ -214,7 +234,9 @@ class GaussianApproximation:
         log_likelihood : bool
             Add the log-likelihood of each observation, for :func:`pymc_ngvi.loo` and
             :func:`pymc_ngvi.compare`.
-        importance : {None, "psis", "resample", "match"}
+        importance : {"auto", None, "psis", "resample", "match"}
+            "auto" is what the fit says in the attribute `importance`: None, except where
+            ``remedy="auto"`` has found that matched draws are needed.
             None returns the draws as they are. "psis" requires their importance weights,
             `log_weight` in the group `sample_stats`, and warns where k-hat says that they cannot be
             used. "resample" makes ten times as many draws and chooses among them by these weights;
@@ -244,6 +266,7 @@ class GaussianApproximation:
         `log_q` is that of the moved Gaussian, and the attributes have `khat_unmatched` as well.
         """
         n = check_count("draws", draws)
+        importance = self.importance if importance == "auto" else importance
         check_importance(importance, replace=replace)
         if not return_inferencedata and (log_likelihood or importance == "psis"):
             raise ValueError(
@@ -253,16 +276,15 @@ class GaussianApproximation:
         rng = as_generator(random_seed)
         transform = self._transform_for(self.model if model is None else model)
         if importance is None and not return_inferencedata:
-            return to_multitrace(transform(self._draw_flat(n, rng), rng), transform)
+            return to_multitrace(transform(self._draw_flat(n, rng)[0], rng), transform)
         if importance in RESAMPLED:
-            pool = weigh(self.gaussian, self._draw_flat(n * POOL, rng), transform, required=True)
+            pool = weigh(*self._draw_flat(n * POOL, rng), transform, required=True)
             if importance == "match":
-                pilot = self._draw_flat(PILOT_DRAWS, rng)
-                pool = match(pool, pilot, self.gaussian, transform)
+                pool = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
             weighed = resample(pool, n, rng, replace=replace)
         else:
             required = log_likelihood or importance is not None
-            weighed = weigh(self.gaussian, self._draw_flat(n, rng), transform, required=required)
+            weighed = weigh(*self._draw_flat(n, rng), transform, required=required)
         if importance is not None:
             weighed.warn_if_unreliable()
         values = transform(weighed.draws, rng)
@@ -274,7 +296,7 @@ class GaussianApproximation:
             sample_stats=weighed.statistics,
             log_likelihood=transform.log_likelihood(weighed.draws) if log_likelihood else None,
             others={
-                "fit": moments_to_dataset(self.gaussian, self.layout, self.centring),
+                "fit": moments_to_dataset(self.distribution, self.layout, self.centring),
                 "fit_trace": history_to_dataset(self.history),
             }
             | (
@@ -302,9 +324,22 @@ class GaussianApproximation:
         The log-likelihoods stay where the rows are: of each observation a few numbers are kept.
         """
         rng, transform = as_generator(random_seed), self._transform_for(self.model)
-        weighed = weigh(self.gaussian, self._draw_flat(n, rng), transform, required=True)
+        weighed = weigh(*self._draw_flat(n, rng), transform, required=True)
         assert weighed.log_p is not None
         return transform.without_each(weighed.draws, weighed.log_p - weighed.log_q, variable)
+
+    def try_matching(self, n: int, rng: np.random.Generator) -> tuple[Verdict, float]:
+        """Judge n matched draws; return this, and the k-hat of the draws as they are."""
+        transform = self._transform_for(self.model)
+        pool = weigh(*self._draw_flat(n * POOL, rng), transform, required=True)
+        matched = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
+        assert pool.importance is not None
+        return matched.verdict, pool.importance.khat
+
+    def take_records(self, other: NGVIApproximation) -> None:
+        """Take over what another approximation knows of the fit, but for its report."""
+        for name in ("hist", "history", "seed", "loader", "loaded", "target"):
+            setattr(self, name, getattr(other, name))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to a netCDF file: the Gaussian, the history and the report.
@@ -319,7 +354,7 @@ class GaussianApproximation:
         # A generator has moved on since the fit, and would not give the same fit again.
         numbers = isinstance(self.seed, int | np.integer | list | tuple | np.ndarray)
         fit = SavedFit(
-            gaussian=self.gaussian,
+            distribution=self.distribution,
             outline=self.layout.outline,
             losses=np.asarray(self.hist, dtype=np.float64),
             history=self.history,
@@ -327,6 +362,7 @@ class GaussianApproximation:
             seed=np.asarray(self.seed).tolist() if numbers else None,
             loaded=self.loaded,
             centring=self.centring,
+            importance=self.importance,
         )
         storage.write(path, fit)
 
@@ -373,7 +409,7 @@ class GaussianApproximation:
         """
         n = check_count("chains", chains)
         rng = as_generator(random_seed)
-        values = self._transform_for(self.model)(self._draw_flat(n, rng), rng)
+        values = self._transform_for(self.model)(self._draw_flat(n, rng)[0], rng)
         names = [variable.name for variable in self.model.free_RVs]
         starts = [{name: values[name][chain] for name in names} for chain in range(n)]
         tune = check_count("tune", tune)
@@ -391,14 +427,15 @@ class GaussianApproximation:
         """Return the attributes of the posterior group: the report, and seeds that are numbers."""
         seeds = {"seed": self.seed, "draws_seed": draws_seed}
         return (
-            {"family": self.gaussian.name, "model_name": self.model.name}
+            {"family": self.distribution.name, "model_name": self.model.name}
             | ({} if self.report is None else report_to_attributes(self.report))
             | {name: seed for name, seed in seeds.items() if isinstance(seed, int | np.integer)}
         )
 
-    def _draw_flat(self, n: int, rng: np.random.Generator) -> Array:
-        """Draw flat unconstrained vectors (n, d)."""
-        return self.groups[0].draw(rng.standard_normal((n, self.gaussian.dim)))
+    def _draw_flat(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Draw flat unconstrained vectors (n, d), with their log densities (n,)."""
+        z = rng.standard_normal((n, self.distribution.dim))
+        return self.groups[0].draw(z), self.distribution.log_density_whitened(z)
 
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`; the last one is kept and used again."""
@@ -416,43 +453,56 @@ class GaussianApproximation:
         return self._transform
 
 
-class NGVIMeanField(GaussianApproximation, MeanField):
+class NGVIMeanField(NGVIApproximation, MeanField):
     """Gaussian approximation with independent components, fitted by natural gradients."""
 
     _group_class = NGVIMeanFieldGroup
-    curvature = "diagonal"
+    kind = "diagonal"
 
 
-class NGVIFullRank(GaussianApproximation, FullRank):
+class NGVIFullRank(NGVIApproximation, FullRank):
     """Gaussian approximation with full covariance, fitted by natural gradients."""
 
     _group_class = NGVIFullRankGroup
-    curvature = "full"
+    kind = "full"
 
 
-class NGVISparse(GaussianApproximation, FullRank):
+class NGVISparse(NGVIApproximation, FullRank):
     """Gaussian approximation with a sparse precision, fitted by natural gradients.
 
     It has full covariance as :class:`NGVIFullRank`, but no d x d array anywhere.
     """
 
     _group_class = NGVISparseGroup
-    curvature = "sparse"
+    kind = "sparse"
+
+
+class NGVINested(NGVIApproximation, SingleGroupApproximation):
+    """Nested approximation: Gaussians of the rest on a grid of one or two variables.
+
+    `distribution` is a :class:`~pymc_ngvi.core.nested.Nested`, and `gaussian` the Gaussian with its
+    moments.
+    """
+
+    _group_class = NGVINestedGroup
+    kind = "nested"
 
 
 def create_approximation(
     model: pymc.Model,
-    gaussian: Gaussian,
+    distribution: Distribution,
     *,
     layout: Layout | None = None,
     centring: Mapping[str, Array] | None = None,
-) -> GaussianApproximation:
+) -> NGVIApproximation:
     """Make PyMC's `MeanField` of a Gaussian with independent components, else a `FullRank`.
 
-    The parameters are those of :class:`GaussianApproximation`.
+    A nested distribution becomes an approximation of its own. The parameters are those of
+    :class:`NGVIApproximation`.
     """
-    kinds = {kind.curvature: kind for kind in (NGVIMeanField, NGVIFullRank, NGVISparse)}
-    return kinds[gaussian.curvature](model, gaussian, layout=layout, centring=centring)
+    classes = (NGVIMeanField, NGVIFullRank, NGVISparse, NGVINested)
+    (suitable,) = (one for one in classes if one.kind == distribution.kind)
+    return suitable(model, distribution, layout=layout, centring=centring)
 
 
 def load(
@@ -460,7 +510,7 @@ def load(
     model: pymc.Model | None = None,
     *,
     loader: Loader | None = None,
-) -> GaussianApproximation:
+) -> NGVIApproximation:
     """Read an approximation that `save` wrote.
 
     Nothing is executed from the file. The same seed gives the same draws as before.
@@ -477,7 +527,7 @@ def load(
 
     Returns
     -------
-    NGVIFullRank or NGVIMeanField
+    NGVIFullRank, NGVIMeanField, NGVISparse or NGVINested
 
     Raises
     ------
@@ -493,11 +543,12 @@ def load(
     differences = layout.outline.differences(saved.outline)
     if differences:
         raise ValueError(f"the fit in the file is of another model than this one: {differences}")
-    approx = create_approximation(model, saved.gaussian, layout=layout, centring=saved.centring)
+    approx = create_approximation(model, saved.distribution, layout=layout, centring=saved.centring)
     approx.hist = saved.losses
     approx.history = saved.history
     approx.report = saved.report
     approx.seed = saved.seed
     approx.loader = loader
     approx.loaded = saved.loaded
+    approx.importance = saved.importance
     return approx

@@ -25,7 +25,7 @@ from pymc_ngvi._compat import (
 )
 from pymc_ngvi.arguments import check_choice, check_count
 from pymc_ngvi.errors import warn
-from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.verdict import FULL_EFFICIENCY
 
 #: Number of draws that are made of an approximation to compare it.
@@ -68,10 +68,10 @@ def loo(
     ValueError
         The model has several observed variables and `var_name` is not given, or none of that name.
     """
-    if isinstance(data, GaussianApproximation) and data.reads_batches:
+    if isinstance(data, NGVIApproximation) and data.reads_batches:
         elpd, efficiency = _loo_in_partitions(data, var_name, draws, random_seed)
     else:
-        if isinstance(data, GaussianApproximation):
+        if isinstance(data, NGVIApproximation):
             data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
         elpd, efficiency = _loo_of_draws(data, var_name)
     # Where weights are almost equal, k-hat is about a tail that holds too little to matter.
@@ -98,7 +98,7 @@ def _loo_of_draws(data: Any, var_name: str | None) -> tuple[Any, Any]:
 
 
 def _loo_in_partitions(
-    approx: GaussianApproximation, var_name: str | None, draws: int, random_seed: Any
+    approx: NGVIApproximation, var_name: str | None, draws: int, random_seed: Any
 ) -> tuple[Any, Any]:
     """Return the same for data that are read in batches, of which only a part is held at a time."""
     names = [variable.name for variable in approx.model.observed_RVs]
@@ -150,7 +150,7 @@ def compare(
         raise ValueError(f"compare takes two models or more, got {list(models)}")
     sampled = {
         name: model.sample(draws, random_seed=random_seed, log_likelihood=True)
-        if isinstance(model, GaussianApproximation)
+        if isinstance(model, NGVIApproximation)
         else model
         for name, model in models.items()
     }

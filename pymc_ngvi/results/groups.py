@@ -1,4 +1,4 @@
-"""The groups of an approximation: PyMC's own, whose parameters are written from a Gaussian.
+"""The groups of an approximation: PyMC's own, whose parameters are written from what was fitted.
 
 PyMC keeps the parameters of a Gaussian in shared variables: a mean, and a scale whose diagonal
 passes through a softplus. Its graphs (`mean`, `cov`, `sample_node`) read them there, and its
@@ -21,25 +21,26 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from pymc_ngvi._compat import initial_point
+from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array, inverse_lower, lower_factor_of_gram
 from pymc_ngvi.model.layout import Layout
 
 
 class Held(NamedTuple):
-    """What a group holds: a Gaussian, the factor of its covariance, and both in PyMC's variables.
+    """What a group holds: a distribution, the factor of its covariance, and PyMC's variables.
 
-    The Gaussian is in double precision; `values` have that of the shared variables. A sparse
-    Gaussian has no such factor, but its standard deviations in its place.
+    The distribution is in double precision; `values` have that of the shared variables. One that is
+    sparse or nested has no such factor, but its standard deviations in its place.
     """
 
-    gaussian: Gaussian
+    distribution: Any
     factor: Array
     values: dict[str, Array]
 
 
 class _GaussianGroup(Group):
-    """A group that holds a Gaussian, and has the layout of the flat vector given to it.
+    """A group that holds a distribution, and has the layout of the flat vector given to it.
 
     PyMC's groups compile the initial point of the model twice, for its shapes and as their start.
     This class compiles it once, and not at all where the layout is given. It stands behind PyMC's
@@ -62,20 +63,20 @@ class _GaussianGroup(Group):
             # Only PyMC reads this.
             self.ordering[slot.name] = (slot.name, slot.where, slot.shape, np.dtype(slot.dtype))
 
-    def write(self, gaussian: Gaussian) -> None:
-        """Hold a Gaussian, and copy it into the shared variables."""
-        factor, values = self._factor(gaussian), {}
-        for name, value in self._pack(gaussian.mean, factor).items():
+    def write(self, distribution: Distribution) -> None:
+        """Hold a distribution, and copy it into the shared variables."""
+        factor, values = self._factor(distribution), {}
+        for name, value in self._pack(distribution.mean, factor).items():
             shared = self.shared_params[name]
             values[name] = np.asarray(value, shared.dtype)
             shared.set_value(values[name])
-        self._held = Held(gaussian, factor, values)
+        self._held = Held(distribution, factor, values)
 
-    def _factor(self, gaussian: Gaussian) -> Array:
-        return covariance_factor(gaussian)
+    def _factor(self, distribution: Any) -> Array:
+        return covariance_factor(distribution)
 
     def draw(self, z: Array) -> Array:
-        """Map standard normal rows (n, d) to draws of the Gaussian."""
+        """Map standard normal rows (n, d) to draws of the distribution."""
         gaussian, factor, _ = self.held
         # Multiplying by the factor of the covariance is three times faster than solving with that
         # of the precision.
@@ -106,8 +107,8 @@ class _GaussianGroup(Group):
         """Return the values of the shared variables, by name."""
 
     @abstractmethod
-    def _unpack(self, values: dict[str, Array]) -> tuple[Gaussian, Array]:
-        """Inverse of `_pack`, for finite values: the Gaussian and its factor."""
+    def _unpack(self, values: dict[str, Array]) -> tuple[Distribution, Array]:
+        """Inverse of `_pack`, for finite values: the distribution and its factor."""
 
 
 class NGVIMeanFieldGroup(MeanFieldGroup, _GaussianGroup):
@@ -152,12 +153,12 @@ class NGVIFullRankGroup(FullRankGroup, _GaussianGroup):
         return np.cumsum(np.arange(1, self.ddim + 1)) - 1
 
 
-class SparseDraws(Op):
-    """Draws of the sparse Gaussian that a group holds, and their log densities."""
+class HeldDraws(Op):
+    """Draws of the distribution that a group holds, and their log densities."""
 
     __props__ = ("group",)
 
-    def __init__(self, group: NGVISparseGroup) -> None:
+    def __init__(self, group: _DrawnGroup) -> None:
         self.group = group
 
     def make_node(self, rows: Any, mean: Any) -> Apply:
@@ -167,49 +168,80 @@ class SparseDraws(Op):
         return Apply(self, [rows, mean], [draws, pt.vector(dtype="float64")])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
-        """Solve with the sparse factor."""
+        """Draw, and move the draws to the mean."""
         rows, mean = (np.asarray(array, dtype=np.float64) for array in inputs)
-        gaussian = self.group.held.gaussian
-        outputs[0][0] = gaussian.with_mean(mean).unwhiten(rows)
-        constant = 0.5 * (gaussian.log_det_precision - gaussian.dim * np.log(2 * np.pi))
-        outputs[1][0] = constant - 0.5 * np.square(rows).sum(axis=1)
+        held = self.group.held.distribution
+        outputs[0][0] = held.unwhiten(rows) + (mean - held.mean)
+        outputs[1][0] = held.log_density_whitened(rows)
 
 
-class NGVISparseGroup(FullRankGroup, _GaussianGroup):
-    """A group with the interface of PyMC's full-rank one that never builds a d x d matrix.
+class HeldCovariance(Op):
+    """Covariance of the distribution that a group holds."""
 
-    Its shared variables are the mean and the standard deviations; the correlations are those of the
-    Gaussian that was written last.
+    __props__ = ("group",)
+
+    def __init__(self, group: _DrawnGroup) -> None:
+        self.group = group
+
+    def make_node(self, mean: Any) -> Apply:
+        """Apply to the mean (d,), which says when the distribution has changed."""
+        return Apply(self, [pt.as_tensor(mean)], [pt.matrix(dtype="float64")])
+
+    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
+        """Compute the covariance."""
+        outputs[0][0] = np.asarray(self.group.held.distribution.covariance)
+
+
+class _DrawnGroup(FullRankGroup, _GaussianGroup):
+    """A group with the interface of PyMC's full-rank one whose draws are made in NumPy.
+
+    Its shared variables are the mean and the standard deviations; all else is that of the
+    distribution that was written last.
     """
 
     __param_spec__: ClassVar[dict[str, Any]] = {"mu": ("d",), "sd": ("d",)}
-    short_name = "sparse_full_rank"
-    alias_names = frozenset(["sfr"])
 
     def create_shared_params(self, *_: Any) -> dict[str, SharedVariable]:
         """Create the shared variables, which `write` fills."""
         return _shared(mu=self.ddim, sd=self.ddim)
 
-    def _factor(self, gaussian: Gaussian) -> Array:
-        return np.sqrt(gaussian.variance)
+    def _factor(self, distribution: Any) -> Array:
+        return np.sqrt(distribution.variance)
 
     def draw(self, z: Array) -> Array:
-        """Map standard normal rows (n, d) to draws of the Gaussian."""
-        return self.held.gaussian.unwhiten(z)
+        """Map standard normal rows (n, d) to draws of the distribution."""
+        return self.held.distribution.unwhiten(z)
 
     def _pack(self, mean: Array, factor: Array) -> dict[str, Array]:
         return {"mu": mean, "sd": factor}
-
-    def _unpack(self, values: dict[str, Array]) -> tuple[Gaussian, Array]:
-        gaussian, factor, before = self._held
-        if not np.array_equal(values["sd"], before["sd"]):
-            raise _not_a_gaussian("sd", "cannot be changed apart from the correlations")
-        return gaussian.with_mean(values["mu"]), factor
 
     @node_property  # type: ignore[untyped-decorator]
     def std(self) -> Any:
         """Return the standard deviations (d,)."""
         return self.params_dict["sd"]
+
+    @node_property  # type: ignore[untyped-decorator]
+    def symbolic_random(self) -> Any:
+        """Return draws from standard normal rows."""
+        return HeldDraws(self)(self.symbolic_initial, self.mean)[0]
+
+    @node_property  # type: ignore[untyped-decorator]
+    def symbolic_logq_not_scaled(self) -> Any:
+        """Return the log density of these draws."""
+        return HeldDraws(self)(self.symbolic_initial, self.mean)[1]
+
+
+class NGVISparseGroup(_DrawnGroup):
+    """A group with the interface of PyMC's full-rank one that never builds a d x d matrix."""
+
+    short_name = "sparse_full_rank"
+    alias_names = frozenset(["sfr"])
+
+    def _unpack(self, values: dict[str, Array]) -> tuple[Distribution, Array]:
+        gaussian, factor, before = self._held
+        if not np.array_equal(values["sd"], before["sd"]):
+            raise _not_a_gaussian("sd", "cannot be changed apart from the correlations")
+        return gaussian.with_mean(values["mu"]), factor
 
     @node_property  # type: ignore[untyped-decorator]
     def cov(self) -> Any:
@@ -219,15 +251,23 @@ class NGVISparseGroup(FullRankGroup, _GaussianGroup):
             "approx.gaussian.covariance_between(i, j) for chosen pairs"
         )
 
-    @node_property  # type: ignore[untyped-decorator]
-    def symbolic_random(self) -> Any:
-        """Return draws from standard normal rows."""
-        return SparseDraws(self)(self.symbolic_initial, self.mean)[0]
+
+class NGVINestedGroup(_DrawnGroup):
+    """A group whose draws are those of a nested distribution."""
+
+    short_name = "nested"
+    alias_names = frozenset(["nst"])
+
+    def _unpack(self, values: dict[str, Array]) -> tuple[Distribution, Array]:
+        raise TypeError(
+            "the shared parameters of a nested approximation show its mean and its standard "
+            "deviations, and cannot be changed: fit again"
+        )
 
     @node_property  # type: ignore[untyped-decorator]
-    def symbolic_logq_not_scaled(self) -> Any:
-        """Return the log density of these draws."""
-        return SparseDraws(self)(self.symbolic_initial, self.mean)[1]
+    def cov(self) -> Any:
+        """Return the covariance (d, d)."""
+        return HeldCovariance(self)(self.mean)
 
 
 def covariance_factor(gaussian: Gaussian) -> Array:

@@ -15,7 +15,7 @@ import xarray
 from pymc_ngvi._compat import density_estimate, group_names, is_elpd
 from pymc_ngvi.arguments import did_you_mean
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.results.approximation import GaussianApproximation
+from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.records import history_to_dataset
 from pymc_ngvi.results.verdict import GOOD_KHAT, UNRELIABLE_KHAT
 
@@ -260,7 +260,7 @@ def _component(data: Any, name: str, labels: Sequence[str]) -> Array:
 
 
 def _is_approximation(data: Any) -> bool:
-    return isinstance(data, GaussianApproximation)
+    return isinstance(data, NGVIApproximation)
 
 
 def _drawn(data: Any) -> Any:

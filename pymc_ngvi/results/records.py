@@ -1,15 +1,15 @@
-"""What is kept of a fit, as arrays and words: the Gaussian, the iterations, the report.
+"""What is kept of a fit, as arrays and words: the distribution, the iterations, the report.
 
-InferenceData and files are written from the same records. The Gaussian is the exception: an
-analyst reads its mean and covariance, whereas a file keeps the arrays from which the family builds
-the same member again, to the last bit.
+InferenceData and files are written from the same records. The distribution is the exception: an
+analyst reads its mean and covariance, whereas a file keeps the arrays from which the same one is
+built again, to the last bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -19,6 +19,7 @@ import pandas
 import xarray
 
 from pymc_ngvi.core.algorithm import Info, Status
+from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.families import (
     DiagonalGaussian,
     FullGaussian,
@@ -27,6 +28,7 @@ from pymc_ngvi.core.families import (
     all_families,
 )
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.nested import Nested
 from pymc_ngvi.engine.search import Attempt
 from pymc_ngvi.model.centring import Degrees
 from pymc_ngvi.model.layout import Layout, Outline
@@ -42,7 +44,7 @@ class SavedFit:
 
     Attributes
     ----------
-    gaussian : Gaussian
+    distribution : Gaussian or Nested
         The approximation.
     outline : Outline
         Variables and components of the flat vector.
@@ -58,9 +60,11 @@ class SavedFit:
         Names of the data containers that a loader filled.
     centring : dict of str to array
         Degrees of centring of variables that were recentred.
+    importance : str or None
+        What `sample` does with importance weights unless told otherwise.
     """
 
-    gaussian: Gaussian
+    distribution: Distribution
     outline: Outline
     losses: Array
     history: list[Info]
@@ -68,6 +72,7 @@ class SavedFit:
     seed: Any
     loaded: tuple[str, ...] = ()
     centring: Degrees = dataclasses.field(default_factory=dict)
+    importance: str | None = None
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the fit as a dataset of numbers and strings."""
@@ -86,14 +91,15 @@ class SavedFit:
                 for name, column in parameters_to_dataset(self.report.parameters).variables.items()
             }
         return xarray.Dataset(
-            gaussian_to_variables(self.gaussian) | variables,
+            distribution_to_variables(self.distribution) | variables,
             attrs={
-                "family": self.gaussian.name,
+                **_family_attributes(self.distribution),
                 "shapes": json.dumps(self.outline.shapes),
                 "report": report_to_json(self.report),
                 "seed": json.dumps(self.seed),
                 "loaded": json.dumps(self.loaded),
                 "centring": degrees_to_json(self.centring),
+                "importance": json.dumps(self.importance),
             },
         )
 
@@ -111,7 +117,7 @@ class SavedFit:
         if report is not None:
             report = dataclasses.replace(report, parameters=_saved_parameters(dataset))
         return cls(
-            gaussian=gaussian_from_dataset(dataset),
+            distribution=distribution_from_dataset(dataset),
             outline=Outline(json.loads(attrs["shapes"]), list(map(str, dataset["name"].values))),
             losses=losses,
             history=history_from_dataset(dataset[list(columns)].rename(columns)),
@@ -119,13 +125,14 @@ class SavedFit:
             seed=json.loads(attrs["seed"]),
             loaded=tuple(json.loads(attrs.get("loaded", "[]"))),
             centring=degrees_from_json(attrs.get("centring", "{}")),
+            importance=json.loads(attrs.get("importance", "null")),
         )
 
 
-def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
-    """Return the arrays from which the family builds the member, with names for their axes."""
+def distribution_to_variables(distribution: Distribution) -> dict[str, Any]:
+    """Return the arrays from which the distribution is built, with names for their axes."""
     variables: dict[str, Any] = {}
-    for name, value in gaussian.arrays().items():
+    for name, value in distribution.arrays().items():
         try:
             array = np.asarray(value)
             array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
@@ -133,26 +140,40 @@ def gaussian_to_variables(gaussian: Gaussian) -> dict[str, Any]:
                 raise ValueError("a file keeps something else under this name")
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"a member of the family {gaussian.name!r} cannot be saved by its array {name!r} "
-                f"of type {type(value).__name__}: {error}. Define the methods `arrays` and "
-                f"`from_arrays` of {type(gaussian).__name__}"
+                f"a member of the family {distribution.name!r} cannot be saved by its array "
+                f"{name!r} of type {type(value).__name__}: {error}. Define the methods `arrays` "
+                f"and `from_arrays` of {type(distribution).__name__}"
             ) from error
-        own = array.ndim > 2 or any(size != gaussian.dim for size in array.shape)
+        own = array.ndim > 2 or any(size != distribution.dim for size in array.shape)
         dims = [f"{name}_dim_{i}" for i in range(array.ndim)] if own else _AXES[: array.ndim]
         variables[name] = (dims, array)
     return variables
 
 
-def gaussian_from_dataset(dataset: xarray.Dataset) -> Gaussian:
-    """Build the member whose arrays are among the variables of a dataset."""
-    family = all_families()[dataset.attrs["family"]]
-    return family.from_arrays(
-        {
-            str(name): np.array(variable.values)
-            for name, variable in dataset.variables.items()
-            if variable.dtype.kind in "fi"
-        }
+def distribution_from_dataset(dataset: xarray.Dataset) -> Distribution:
+    """Build the distribution whose arrays are among the variables of a dataset."""
+    arrays = {
+        str(name): np.array(variable.values)
+        for name, variable in dataset.variables.items()
+        if variable.dtype.kind in "fi"
+    }
+    if dataset.attrs["family"] == Nested.name:
+        return Nested.from_arrays(arrays, all_families()[dataset.attrs["family_of_rest"]])
+    return all_families()[dataset.attrs["family"]].from_arrays(arrays)
+
+
+def _family_attributes(distribution: Distribution) -> dict[str, str]:
+    of_rest = (
+        {"family_of_rest": distribution.family.name} if isinstance(distribution, Nested) else {}
     )
+    return {"family": distribution.name} | of_rest
+
+
+def undefined_family(attrs: Mapping[str, Any]) -> str | None:
+    """Return the name of a family that a file needs and nobody has defined, if there is one."""
+    names = [attrs.get("family"), attrs.get("family_of_rest", attrs.get("family"))]
+    known = {*all_families(), Nested.name}
+    return next((repr(name) for name in names if name not in known), None)
 
 
 def degrees_to_json(degrees: Degrees) -> str:
@@ -166,9 +187,10 @@ def degrees_from_json(text: str) -> Degrees:
 
 
 def moments_to_dataset(
-    gaussian: Gaussian, layout: Layout, centring: Degrees | None = None
+    distribution: Distribution, layout: Layout, centring: Degrees | None = None
 ) -> xarray.Dataset:
     """Return mean and covariance, or variances, by the names of the unconstrained components."""
+    gaussian = distribution.gaussian
     dims: tuple[str, ...] = _AXES[:1]
     spread = dict[str, Any](variance=(_AXES[:1], gaussian.variance))
     if gaussian.curvature == "full":
@@ -182,7 +204,7 @@ def moments_to_dataset(
     return xarray.Dataset(
         {"mean": (dims[:1], gaussian.mean)} | spread,
         coords={dim: list(layout.names) for dim in dims},
-        attrs={"family": gaussian.name}
+        attrs={"family": distribution.name}
         | ({"centring": degrees_to_json(centring)} if centring else {}),
     )
 

@@ -24,10 +24,9 @@ from typing import Any, BinaryIO
 import xarray
 
 from pymc_ngvi._version import __version__
-from pymc_ngvi.core.families import all_families
 from pymc_ngvi.errors import FileFormatError
 from pymc_ngvi.results.netcdf import read_header
-from pymc_ngvi.results.records import SavedFit
+from pymc_ngvi.results.records import SavedFit, undefined_family
 
 if sys.platform != "win32":
     import fcntl
@@ -197,9 +196,9 @@ def _check_format(path: str | os.PathLike[str], dataset: xarray.Dataset) -> None
         raise FileFormatError(
             f"{path} is damaged: the checksum of its contents is not the one it was written with"
         )
-    if attrs.get("family") not in all_families():
+    if undefined := undefined_family(attrs):
         raise FileFormatError(
-            f"{path} holds a member of the family {attrs.get('family')!r}, which is not defined: "
+            f"{path} holds a member of the family {undefined}, which is not defined: "
             "define or import the class with this name first"
         )
 

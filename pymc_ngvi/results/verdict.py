@@ -1,16 +1,17 @@
-"""How good a fitted Gaussian is, judged on fresh draws from it."""
+"""How good a fitted distribution is, judged on fresh draws from it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas
 
+from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.estimators import mean_and_error
-from pymc_ngvi.core.families import Gaussian, standard_normal
+from pymc_ngvi.core.families import standard_normal
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.draws import OwnScale
@@ -41,6 +42,8 @@ GOOD_KHAT = 0.5
 LEAST_EFFICIENCY = 0.2
 #: Where more of the draws than this share are effective, the ratios are nearly equal.
 FULL_EFFICIENCY = 0.95
+#: Where fewer are, a thousand draws may miss the tail that would tell of a bad fit.
+CLEAR_EFFICIENCY = 0.8
 #: Numbers in the draws that are held at a time.
 _NUMBERS = 2**21
 
@@ -116,6 +119,10 @@ class Verdict:
         khat_error = (1 + self.khat) / math.sqrt(3 * math.sqrt(self.draws))
         if abs(self.khat - UNRELIABLE_KHAT) < 2 * khat_error:
             return True
+        # Few draws of a Gaussian that is too narrow hardly see the tail that it lacks, and k-hat
+        # may come out low.
+        if self.khat < UNRELIABLE_KHAT and self.ess < CLEAR_EFFICIENCY * self.draws:
+            return True
         return self.weighable and bool(
             np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))
         )
@@ -133,36 +140,40 @@ class Verdict:
             word = f"{len(self.off)} of {len(self.parameters)} parameters off"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
-    def warning(self) -> str:
+    def warning(self, remedies: Sequence[str] = (), tried: Sequence[str] = ()) -> str:
         """Say in one line what to warn of, and what to do; nothing for a fit to rely on.
 
         A fit that was cut short is not judged, and its status says so.
+
+        Parameters
+        ----------
+        remedies : sequence of str
+            What may help, in the order in which to try it. NUTS is always the last.
+        tried : sequence of str
+            What was tried, and did not suffice.
         """
         if self.problem:
             return f"the fit was not judged: {self.problem}"
         if not self.draws or not self.unreliable:
             return ""
+        ways = ", or ".join([*remedies, "NUTS: pm.sample(**approx.nuts_kwargs())"])
+        advice = f"{', '.join(tried)} did not suffice; try {ways}" if tried else f"try {ways}"
         if not self.weighable:
-            return (
-                f"the posterior is not close to a Gaussian of this family (k-hat {self}): "
-                "reparametrise (non-centred hierarchies), or check against pm.sample"
-            )
+            return f"the posterior is not close to the approximation (k-hat {self}): {advice}"
         first = next(describe(self.off))
         more = f" (and {len(self.off) - 1} more: approx.report.parameters)"
-        return (
-            f"the fit is off in {first}{more if len(self.off) > 1 else ''}. "
-            'Correct it by sample(importance="resample"), reparametrise the model, or sample it: '
-            "pm.sample(**approx.nuts_kwargs())"
-        )
+        return f"the fit is off in {first}{more if len(self.off) > 1 else ''}: {advice}"
 
 
-def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: int = 0) -> Verdict:
-    """Judge a Gaussian by the importance ratios p/q at fresh draws from it.
+def judge(
+    target: ModelTarget, q: Distribution, rng: np.random.Generator, *, spent: int = 0
+) -> Verdict:
+    """Judge a distribution by the importance ratios p/q at fresh draws from it.
 
     Parameters
     ----------
     target : ModelTarget
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
     spent : int
         Evaluations of the target by the fit. The verdict takes more than the first draws only as
@@ -175,7 +186,7 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
         Without k-hat where p is estimated from batches that leave too much noise in it: the ratios
         are then those of the batches, not of the posterior.
     """
-    full = target.of_all_data(q, rng)
+    full = target.of_all_data(q.gaussian, rng)
     fresh = FreshDraws(q, rng)
     own = OwnScale(target.model, target.layout)
     cheap = _CHEAP // target.numbers
@@ -201,18 +212,18 @@ def judge(target: ModelTarget, q: Gaussian, rng: np.random.Generator, *, spent: 
 
 
 class FreshDraws:
-    """Antithetic draws from a Gaussian in blocks that are made again when they are needed.
+    """Antithetic draws from a distribution in blocks that are made again when they are needed.
 
     So they take little memory, however many draws and parameters there are.
 
     Parameters
     ----------
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
         Gives the seed of the draws: one number, however many draws are made.
     """
 
-    def __init__(self, q: Gaussian, rng: np.random.Generator) -> None:
+    def __init__(self, q: Distribution, rng: np.random.Generator) -> None:
         self.q = q
         self._seed = int(rng.integers(2**63))
         self._pairs: list[int] = []  # in each block
@@ -266,7 +277,7 @@ def check_parameters(
     -------
     pandas.DataFrame
         The unconstrained components, then those of transformed variables on their own scale. The
-        former have the exact mean and sd of the Gaussian.
+        former have the exact mean and sd of the distribution.
     """
     blocks = fresh.weighed(log_weights)
     columns = Moments((np.hstack([x, own(x)]), weights) for x, weights in blocks).compare()
@@ -282,7 +293,7 @@ def check_parameters(
 
 def fresh_log_ratios(
     log_density: Callable[[Array], Array],
-    q: Gaussian,
+    q: Distribution,
     rng: np.random.Generator,
     n: int,
 ) -> Array:
@@ -292,7 +303,7 @@ def fresh_log_ratios(
     ----------
     log_density : callable
         Maps draws (n, d) to log p (n,).
-    q : Gaussian
+    q : Distribution
     rng : numpy.random.Generator
     n : int
         Number of draws.

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.arguments import check_choice
-from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import UnreliableFit, first_line, warn
 from pymc_ngvi.model.densities import Values
@@ -18,7 +17,7 @@ from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.matching import Matching, match_moments
 from pymc_ngvi.results.verdict import Verdict
 
-IMPORTANCE = (None, "psis", "resample", "match")
+IMPORTANCE = ("auto", None, "psis", "resample", "match")
 
 #: Those that choose draws by their weights.
 RESAMPLED = ("resample", "match")
@@ -29,14 +28,14 @@ POOL = 10
 
 @dataclass(frozen=True)
 class WeighedDraws:
-    """Draws of a Gaussian, with their densities and weights.
+    """Draws of an approximation, with their densities and weights.
 
     Attributes
     ----------
     draws : array, (n, d)
         On the unconstrained scale.
     log_q : array, (n,)
-        Log density of the Gaussian.
+        Log density of the approximation.
     log_p : array, (n,), or None
         Log density of the model, where it is available.
     importance : Importance or None
@@ -88,18 +87,25 @@ class WeighedDraws:
             "resampled": int(self.resampled),
         }
 
+    @property
+    def verdict(self) -> Verdict:
+        """What the weights say of themselves."""
+        if self.importance is None:
+            return Verdict()
+        n = self.importance.log_weights.size
+        return Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
+
     def warn_if_unreliable(self) -> None:
-        """Warn where weights cannot correct for what the Gaussian misses."""
+        """Warn where weights cannot correct for what the approximation misses."""
         if self.importance is None:
             return
-        n = self.importance.log_weights.size
-        verdict = Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
+        verdict, n = self.verdict, self.importance.log_weights.size
         if np.isnan(verdict.khat):
             warn(f"{n} draws are too few to tell whether importance weights help", UnreliableFit)
         elif not verdict.weighable:
             warn(
-                f"importance weights cannot correct this fit (k-hat {verdict}): reparametrise the "
-                "model, or use pm.sample",
+                f"importance weights cannot correct this fit (k-hat {verdict}): fit with "
+                'remedy="auto", or sample the model by pm.sample(**approx.nuts_kwargs())',
                 UnreliableFit,
             )
 
@@ -112,8 +118,8 @@ def check_importance(importance: str | None, *, replace: bool = False) -> None:
 
 
 def weigh(
-    gaussian: Gaussian,
     draws: Array,
+    log_q: Array,
     transform: DrawTransform,
     *,
     required: bool = False,
@@ -122,9 +128,9 @@ def weigh(
 
     Parameters
     ----------
-    gaussian : Gaussian
-        The Gaussian that the draws are from.
     draws : array, (n, d)
+    log_q : array, (n,)
+        Log density of the distribution that the draws are from.
     transform : DrawTransform
         The transform of the model, which evaluates its density.
     required : bool
@@ -133,7 +139,6 @@ def weigh(
         density fails, for example because predictors were replaced for a prediction and no longer
         have as many rows as the observations.
     """
-    log_q = gaussian.log_density(draws)
     if not required and transform.is_costly(len(draws)):
         problem = "it takes many seconds: ask for it by importance= or log_likelihood="
         return WeighedDraws(draws, log_q, problem=problem)
@@ -148,21 +153,22 @@ def weigh(
 
 
 def match(
-    pool: WeighedDraws, pilot: Array, gaussian: Gaussian, transform: DrawTransform
+    pool: WeighedDraws, pilot: Array, log_q_pilot: Array, transform: DrawTransform
 ) -> WeighedDraws:
     """Move the draws in `pool` to the moments of the posterior, unless this raises their k-hat.
 
     Parameters
     ----------
     pool : WeighedDraws
-        Draws of the Gaussian with their weights.
+        Draws of the approximation with their weights.
     pilot : array, (n, d)
         Other draws of it, on which the maps are found.
-    gaussian : Gaussian
+    log_q_pilot : array, (n,)
+        Their log densities.
     transform : DrawTransform
     """
     assert pool.importance is not None
-    matching = match_moments(transform.log_density, pilot, gaussian.log_density(pilot))
+    matching = match_moments(transform.log_density, pilot, log_q_pilot)
     draws, log_q = matching(pool.draws, pool.log_q)
     log_p = transform.log_density(draws)
     importance = Importance.from_ratios(log_p - log_q)

@@ -103,7 +103,7 @@ def points(target, n=3):
 @each
 @pytest.mark.parametrize("chunk", [2**16, 7])
 def test_chunks_add_up_to_the_model_of_all_the_data(compiled, monkeypatch, name, chunk):
-    monkeypatch.setattr("pymc_ngvi.model.batch_target._LARGEST_CHUNK", chunk)
+    monkeypatch.setattr("pymc_ngvi.model.loaded_target._LARGEST_CHUNK", chunk)
     target, full = compiled[name]
     assert isinstance(target, BatchTarget)
     assert target.hessian_route == "rows"  # to find it takes a batch

@@ -16,7 +16,7 @@ with densities taken against Lebesgue measure times :math:`(2\pi)^{-d/2}`, the p
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -25,6 +25,8 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.conditional import Split
+from pymc_ngvi.core.distribution import LOG_TWO_PI, Distribution
 from pymc_ngvi.core.families.parameters import (
     Expectation,
     Natural,
@@ -35,10 +37,8 @@ from pymc_ngvi.core.families.parameters import (
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.structure import Structure
 
-LOG_TWO_PI = float(np.log(2 * np.pi))
 
-
-class Gaussian(ABC):
+class Gaussian(Distribution):
     """One member of a Gaussian exponential family.
 
     A family is free to keep its precision dense, diagonal, sparse or otherwise: it gives the
@@ -57,11 +57,17 @@ class Gaussian(ABC):
     #: False for a family whose mean is always zero: its parameters then have a `first` of length 0.
     has_mean: ClassVar[bool] = True
 
-    mean: Array
-
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"{name}(dim={self.dim}, log_det_precision={self.log_det_precision:.6g})"
+
+    @property
+    def kind(self) -> str:
+        return self.curvature
+
+    @property
+    def gaussian(self) -> Self:
+        return self
 
     @property
     def dim(self) -> int:
@@ -331,6 +337,14 @@ class Gaussian(ABC):
             )
         return vector
 
+    def conditional(self, split: Split, values: Array) -> Gaussian:
+        """Distribution of the rest given the values (k,) of the held components."""
+        held, rest = split.held, split.rest
+        precision = self.precision[np.ix_(rest, rest)]
+        pull = self.precision[np.ix_(rest, held)] @ (values - self.mean[held])
+        member = type(self).from_mean_precision(self.mean[rest], precision)
+        return member.with_mean(member.mean - member.solve(pull))
+
     # Both parameters, both ways.
 
     @classmethod
@@ -418,8 +432,15 @@ class Gaussian(ABC):
         """Differential entropy, in nats."""
         return 0.5 * (self.dim * (1 + LOG_TWO_PI) - self.log_det_precision)
 
+    @property
+    def root_diagonal(self) -> Array:
+        """Diagonal (d,) of the root that `unwhiten` multiplies by.
+
+        The root is triangular, in some order of the components that the family always takes.
+        """
+        return np.asarray((self.unwhiten(np.eye(self.dim)) - self.mean).diagonal())
+
     def log_density_whitened(self, z: Array) -> Array:
-        """Log density (n,) of the draws `unwhiten(z)`."""
         squares = np.einsum("nd,nd->n", z, z)
         return np.asarray(0.5 * (self.log_det_precision - self.dim * LOG_TWO_PI - squares))
 

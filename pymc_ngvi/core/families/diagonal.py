@@ -7,6 +7,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families.base import Gaussian
 from pymc_ngvi.core.families.parameters import Expectation, Natural, as_vector, domain_error
 from pymc_ngvi.core.linalg import Array
@@ -118,6 +119,13 @@ class FactorisedGaussian(Gaussian):
 
     def whiten(self, draws: Array) -> Array:
         return (draws - self.mean) * np.sqrt(self._precision)
+
+    @property
+    def root_diagonal(self) -> Array:
+        return np.asarray(1 / np.sqrt(self._precision))
+
+    def conditional(self, split: Split, values: Array) -> Self:
+        return type(self)(self.mean[split.rest], self._precision[split.rest])
 
     def score_whitened(self, z: Array) -> Array:
         return -z * np.sqrt(self._precision)

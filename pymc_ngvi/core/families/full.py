@@ -116,6 +116,10 @@ class FullGaussian(Gaussian):
     def whiten(self, draws: Array) -> Array:
         return (draws - self.mean) @ self.factor
 
+    @property
+    def root_diagonal(self) -> Array:
+        return np.asarray(1 / self.factor.diagonal())
+
     def kl(self, other: Self) -> float:
         # tr(P_other Sigma) = |inv(L) L_other|^2, and both log-determinants are known.
         ratio = solve_lower(self.factor, other.factor)

@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families.base import Gaussian
 from pymc_ngvi.core.families.parameters import Expectation, Natural, as_vector, domain_error
 from pymc_ngvi.core.linalg import Array
@@ -265,6 +266,21 @@ class SparseGaussian(Gaussian):
 
     def whiten(self, draws: Array) -> Array:
         return self.factor.multiply_transposed(draws - self.mean)
+
+    @property
+    def root_diagonal(self) -> Array:
+        diagonal = np.empty(self.dim)
+        diagonal[self.structure.order] = 1 / np.sqrt(self.factor.pivots)
+        return diagonal
+
+    def conditional(self, split: Split, values: Array) -> Gaussian:
+        moved = np.zeros(self.dim)
+        moved[split.held] = values - self.mean[split.held]
+        pull = self.product(self.precision, moved)[split.rest]
+        inner, kept = split.structure(self.structure)
+        family = SparseGaussian.on(inner)
+        member = family.from_mean_precision(self.mean[split.rest], self.precision[kept])
+        return member.with_mean(member.mean - member.solve(pull))
 
     def score_whitened(self, z: Array) -> Array:
         return -self.factor.multiply(z)

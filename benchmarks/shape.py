@@ -1,0 +1,203 @@
+"""Posteriors that are not one Gaussian: fits before and after what was done about it, beside NUTS.
+
+    python benchmarks/shape.py                              # every model, one seed
+    python benchmarks/shape.py eight_schools --seeds 5
+    python benchmarks/shape.py --cache FOLDER               # where draws of NUTS are kept
+    python benchmarks/shape.py --picture                    # draw marginals of eight schools
+
+The ways to fit are one Gaussian on the values as they are written (`plain`), the default call
+(`default`), and the default call with ``remedy="auto"`` (`remedy`). Errors are against 4 chains of
+nutpie, over all components on the unconstrained scale: of means in standard deviations, of standard
+deviations as their ratio. Rows go to benchmarks/results/shape-LINE.csv; what is there already is
+not measured again. `python benchmarks/run.py table` writes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import process
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"reparametrize": False},
+    "default": {},
+    "remedy": {"remedy": "auto"},
+}
+COLUMNS = ("model", "way", "seed", "dim", "elbo", "elbo_se", "khat", "ess", "verdict_draws")
+COLUMNS += ("evaluations", "gradients", "mean_error", "mean_worst", "sd_low", "sd_high", "worst")
+COLUMNS += ("worst_mean_error", "worst_sd_ratio", "warned", "notes", "build_s", "fit_s")
+COLUMNS += ("cpu_s", "nuts_s", "nuts_rhat", "nuts_ess", "nuts_divergences", "problem")
+DRAWS = 4000
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "eight_schools_shapes.png"
+NUTS = {"chains": 4, "draws": 2000, "tune": 1500, "target_accept": 0.95}
+
+
+def reference(model: str, cache: str) -> Iterator[process.Row]:
+    """Sample a model by nutpie, and keep the draws on its unconstrained scale."""
+    import arviz
+    import numpy as np
+    import pymc as pm
+    import shape_models
+    from references import unconstrain
+
+    from pymc_ngvi.model.centring import recentred
+
+    built = shape_models.MODELS[model]()
+    begin = time.perf_counter()
+    data = pm.sample(
+        model=recentred(built, shape_models.CENTRING.get(model, {})),
+        nuts_sampler="nutpie",
+        random_seed=1,
+        progressbar=False,
+        cores=1,
+        **NUTS,
+    )
+    seconds = time.perf_counter() - begin
+    names = [variable.name for variable in built.free_RVs]
+    posterior = data["posterior"]
+    draws = {n: posterior[n].values.reshape(-1, *posterior[n].shape[2:]) for n in names}
+    summary = arviz.summary(data, var_names=names, round_to="none")
+    np.savez(
+        Path(cache, f"{model}.npz"),
+        draws=unconstrain(built, draws),
+        seconds=seconds,
+        rhat=float(summary["r_hat"].max()),
+        ess=float(summary["ess_bulk"].min()),
+        divergences=int(data["sample_stats"]["diverging"].sum()),
+    )
+    yield {"nuts_s": seconds}
+
+
+def measure(model: str, way: str, seed: int, cache: str) -> Iterator[process.Row]:
+    """Fit a model in one way, and compare its draws with those of NUTS."""
+    if way == "nuts":
+        yield from reference(model, cache)
+        return
+    import numpy as np
+    import shape_models
+    from references import unconstrain
+
+    import pymc_ngvi as ngvi
+    from pymc_ngvi._compat import initial_point
+    from pymc_ngvi.model.layout import Layout
+
+    built = shape_models.MODELS[model]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx = ngvi.NGVI(model=built, **WAYS[way]).fit(random_seed=seed, progressbar=False)
+    report = approx.report
+    yield {
+        **{name: getattr(report, name) for name in COLUMNS[3:11]},
+        "warned": "+".join(sorted({w.category.__name__ for w in caught if "ngvi" in str(w)})),
+        "notes": "; ".join(report.notes),
+        "build_s": report.compile_seconds,
+        "fit_s": report.fit_seconds,
+        **{name: value for name, value in process.used().items() if name == "cpu_s"},
+    }
+    posterior = approx.sample(DRAWS, random_seed=seed)["posterior"]
+    names = [variable.name for variable in built.free_RVs]
+    draws = unconstrain(built, {n: posterior[n].values[0] for n in names})
+    nuts = np.load(Path(cache, f"{model}.npz"))
+    layout = Layout(built, initial_point(built))
+    yield compared(draws, nuts["draws"], layout)
+    yield {f"nuts_{name}": nuts[name].item() for name in ("rhat", "ess", "divergences")}
+    yield {"nuts_s": nuts["seconds"].item()}
+
+
+def compared(draws: Any, exact: Any, layout: Any) -> process.Row:
+    """Tell errors of means and sds, and those of the worst component by themselves."""
+    import numpy as np
+
+    shift = np.abs(draws.mean(axis=0) - exact.mean(axis=0)) / exact.std(axis=0)
+    ratio = draws.std(axis=0) / exact.std(axis=0)
+    worst = int(np.argmax(np.abs(np.log(ratio)) + shift))
+    return {
+        "mean_error": float(np.sqrt(np.mean(shift**2))),
+        "mean_worst": float(shift.max()),
+        "sd_low": float(ratio.min()),
+        "sd_high": float(ratio.max()),
+        "worst": layout.label(worst),
+        "worst_mean_error": float(shift[worst]),
+        "worst_sd_ratio": float(ratio[worst]),
+    }
+
+
+def picture(cache: str) -> None:
+    """Draw marginals of eight schools: one Gaussian, recentred, nested, and NUTS."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import shape_models
+    from references import unconstrain
+
+    import pymc_ngvi as ngvi
+
+    built = shape_models.MODELS["eight_schools"]()
+    nuts = np.load(Path(cache, "eight_schools.npz"))["draws"]
+    fits = {
+        "one Gaussian": {"reparametrize": False},
+        "recentred": {},
+        'nested=["tau"]': {"nested": ["tau"]},
+    }
+    components = {"log tau": 1, "mu": 0, "theta[0]": 2}
+    figure, axes = plt.subplots(1, len(components), figsize=(10, 3), layout="constrained")
+    for axis, (name, i) in zip(axes, components.items(), strict=True):
+        low, high = np.quantile(nuts[:, i], [0.002, 0.998])
+        axis.hist(nuts[:, i], 60, range=(low, high), density=True, color="0.85", label="NUTS")
+        axis.set(title=name, yticks=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for label, options in fits.items():
+            approx = ngvi.NGVI(model=built, **options).fit(random_seed=1, progressbar=False)
+            posterior = approx.sample(40_000, random_seed=1)["posterior"]
+            names = [variable.name for variable in built.free_RVs]
+            draws = unconstrain(built, {n: posterior[n].values[0] for n in names})
+            for axis, i in zip(axes, components.values(), strict=True):
+                edges = np.linspace(*axis.get_xlim(), 70)
+                heights, _ = np.histogram(draws[:, i], edges, density=True)
+                # Of all draws, those outside the axis included.
+                heights *= np.mean((draws[:, i] > edges[0]) & (draws[:, i] < edges[-1]))
+                axis.plot((edges[1:] + edges[:-1]) / 2, heights, label=label)
+    axes[0].legend(frameon=False, fontsize="small")
+    figure.savefig(PICTURE, dpi=120)
+
+
+def main() -> None:
+    """Measure the models named, or all."""
+    names = ("eight_schools", "poisson_hierarchy", "varying_intercepts", "meta_analysis")
+    names += ("two_levels", "stochastic_volatility", "hsgp_regression", "horseshoe")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(names))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
+    parser.add_argument("--cache", default=str(Path(__file__).parent / ".cache" / "shape"))
+    parser.add_argument("--picture", action="store_true", help="draw, and measure nothing")
+    arguments = parser.parse_args()
+    if arguments.picture:
+        picture(arguments.cache)
+        return
+    Path(arguments.cache).mkdir(parents=True, exist_ok=True)
+    table = process.Table("shape", ("model", "way", "seed"), COLUMNS)
+    for model in arguments.models or names:
+        if model not in names:
+            parser.error(f"no model is called {model}; there are {', '.join(names)}")
+        if not Path(arguments.cache, f"{model}.npz").exists():
+            case = {"model": model, "way": "nuts", "seed": 1, "cache": arguments.cache}
+            process.measure(__file__, case, limit=arguments.limit)
+        for way, seed in itertools.product(arguments.ways, range(1, arguments.seeds + 1)):
+            key = {"model": model, "way": way, "seed": seed}
+            if not table.has(**key):
+                case = {**key, "cache": arguments.cache}
+                table.add(key | process.measure(__file__, case, limit=arguments.limit))
+
+
+if __name__ == "__main__":
+    process.answer(measure) or main()

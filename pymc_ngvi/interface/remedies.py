@@ -1,0 +1,247 @@
+"""What can be done where one Gaussian does not do: nested fits, and draws that are matched.
+
+The order is that of what they cost: centring is chosen before the fit
+(:mod:`pymc_ngvi.interface.recentre`), a nested fit comes after it, matched draws come with
+sampling, and NUTS is left to the user.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_ngvi.core.algorithm import Status
+from pymc_ngvi.core.conditional import Split
+from pymc_ngvi.core.families import SparseGaussian
+from pymc_ngvi.core.nested import MOST_HELD
+from pymc_ngvi.engine.bending import curvature_changes
+from pymc_ngvi.engine.nesting import NestedFit, Nesting
+from pymc_ngvi.errors import DomainError, NonFiniteError, UnreliableFit, warn
+from pymc_ngvi.interface.fit import Fit
+from pymc_ngvi.interface.progress import ProgressBar
+from pymc_ngvi.model.centring import candidates
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.results.approximation import NGVIApproximation, create_approximation
+from pymc_ngvi.results.report import Report
+from pymc_ngvi.results.verdict import Verdict, judge
+
+#: A variable is worth a grid if the curvature of the rest changes along it by so many nats.
+LEAST_CHANGE = 0.02
+#: Draws on which matching is tried.
+MATCHED_DRAWS = 1000
+#: What a Gaussian has to reach, and may cost, that is only the start of a nested fit.
+FIRST_ACCURACY, FIRST_EVALUATIONS = 0.1, 2000
+
+
+def find_held(names: Sequence[str], layout: Layout) -> Split:
+    """Return the split of the flat vector by the variables that are to be held.
+
+    Raises
+    ------
+    ValueError
+        There is no such variable, they have more than two components, or nothing else is left.
+    """
+    slots = {name: slot for slot in layout for name in (slot.name, slot.variable)}
+    unknown = [name for name in names if name not in slots]
+    if unknown:
+        known = ", ".join(slot.variable for slot in layout)
+        raise ValueError(f"nested: the model has no free variable {unknown[0]!r}; it has {known}")
+    places = {slots[name].start: slots[name] for name in names}
+    held = [i for slot in places.values() for i in range(slot.start, slot.stop)]
+    if not 1 <= len(held) <= MOST_HELD:
+        raise ValueError(
+            f"nested: a grid has one axis or {MOST_HELD}, and {', '.join(names)} together have "
+            f"{len(held)} components"
+        )
+    if len(held) == layout.dim:
+        raise ValueError("nested: the model has no other parameters, of which to fit a Gaussian")
+    return Split(layout.dim, held)
+
+
+class Remedies:
+    """Improve a fit that has ended, as far as the options ask for it, and tell how it ends.
+
+    Parameters
+    ----------
+    fit : Fit
+    progress : ProgressBar
+    """
+
+    def __init__(self, fit: Fit, progress: ProgressBar) -> None:
+        self.fit, self.progress = fit, progress
+        self.options = fit.prepared.options
+        self.target = fit.prepared.target
+        self.approx = fit.approx
+        self.tried: list[str] = []
+
+    def apply(self) -> NGVIApproximation:
+        """Return the approximation of the fit, or one that is better; an interrupt keeps it."""
+        try:
+            self._apply()
+        except KeyboardInterrupt:
+            report = self.approx.report
+            self.approx.report = report and replace(report, status=Status.INTERRUPTED)
+        return self.approx
+
+    def _apply(self) -> None:
+        options, verdict = self.options, self.fit.verdict
+        if not verdict.draws or self.target.reads_batches or not options.automatic:
+            self.fit.tell(self._named())
+        elif not isinstance(options.nested, str | None):
+            self._take(self._nested(list(options.nested)))
+            self._tell()
+        elif verdict.unreliable and "auto" in (options.nested, options.remedy):
+            self._nest_by_itself()
+            if options.remedy == "auto" and self._verdict.unreliable:
+                self._match()
+            self._tell()
+        else:
+            self.fit.tell(self._named() if verdict.unreliable else ())
+
+    @property
+    def _verdict(self) -> Verdict:
+        assert self.approx.report is not None
+        return self.approx.report.verdict
+
+    def _tell(self) -> None:
+        """Warn where the fit is still unreliable, with what was tried."""
+        if self.approx.importance is not None:
+            return
+        if self.approx is self.fit.approx:
+            self.fit.tell(self._named(), self.tried)
+        elif message := self._verdict.warning(self._named(), self.tried):
+            warn(f"ngvi: {message}", UnreliableFit)
+
+    def _named(self) -> list[str]:
+        """Name the remedies that are left, those that cost least first."""
+        options, target = self.options, self.target
+        named = ['family="fullrank"'] if self.fit.state.q.factorised else []
+        if options.reparametrize is False and candidates(target.model, factorised=False):
+            named.append('reparametrize="auto"')
+        fitted = bool(self.fit.verdict.draws) and self.fit.verdict.unreliable
+        if fitted and not self.tried and self._can_nest:
+            named += [f"nested=[{name!r}]".replace("'", '"') for name in self._ranked()[:1]]
+        if not any(word.startswith("matched") for word in self.tried) and not target.reads_batches:
+            how = "resample" if self._verdict.weighable else "match"
+            named.append(f'sample(importance="{how}")')
+        return named
+
+    # Nested fits.
+
+    @property
+    def _can_nest(self) -> bool:
+        family = self.fit.state.q
+        return (
+            self.options.automatic
+            and self.options.projection is None
+            and not self.target.reads_batches
+            and family.has_mean
+            and hasattr(family, "conditional")
+        )
+
+    def _ranked(self) -> list[str]:
+        """Names of scalar variables, those first along which the curvature changes most."""
+        layout, q = self.target.layout, self.fit.state.q
+        scalars = [slot for slot in layout if slot.size == 1 and layout.dim > 1]
+        assert self.fit.search is not None
+        problem = self.fit.search.engine.problem
+        if not scalars or not problem.takes_hessians:
+            return [slot.variable for slot in scalars]
+        splits = [Split(layout.dim, [slot.start]) for slot in scalars]
+        changes = curvature_changes(problem, q, splits, np.random.default_rng(0))
+        order = np.argsort(changes)[::-1]
+        return [scalars[i].variable for i in order if changes[i] > LEAST_CHANGE]
+
+    def _nest_by_itself(self) -> None:
+        """Nest in one variable, or another one; where that does not suffice, in both."""
+        ranked = self._ranked() if self._can_nest else []
+        for names in filter(None, (ranked[:1], ranked[1:2], ranked[:2] * (len(ranked) > 1))):
+            try:
+                found = self._nested(names)
+            except (NonFiniteError, DomainError, np.linalg.LinAlgError):
+                continue
+            self.tried.append(f"nested in {' and '.join(names)}")
+            report = self.approx.report
+            assert report is not None
+            assert found.report is not None
+            if found.report.elbo > report.elbo or not found.report.verdict.unreliable:
+                self._take(found)
+            if not self._verdict.unreliable:
+                break
+
+    def _nested(self, names: list[str]) -> NGVIApproximation:
+        """Fit on a grid of these variables, judge, and report."""
+        fit, prepared = self.fit, self.fit.prepared
+        assert fit.search is not None
+        self.progress.stage("nesting")
+        begin = time.perf_counter()
+        q, split = fit.state.q, find_held(names, self.target.layout)
+        structure = q.structure if isinstance(q, SparseGaussian) else None
+        nesting = Nesting(fit.search.engine.problem, q, split, prepared.rng, structure)
+        nested = nesting.fit()
+        seconds = time.perf_counter() - begin
+        approx = create_approximation(
+            fit.approx.model,
+            nested.distribution,
+            layout=self.target.layout,
+            centring=fit.approx.centring,
+        )
+        approx.take_records(fit.approx)
+        self.progress.stage("judging")
+        begin = time.perf_counter()
+        spent = nested.evaluations
+        verdict = judge(self.target, nested.distribution, prepared.rng, spent=spent)
+        approx.report = self._report(names, nested, verdict, seconds, time.perf_counter() - begin)
+        return approx
+
+    def _report(
+        self,
+        names: list[str],
+        nested: NestedFit,
+        verdict: Verdict,
+        seconds: float,
+        verdict_seconds: float,
+    ) -> Report:
+        """Report on the Gaussian and the nested fit together."""
+        before = self.fit.approx.report
+        assert before is not None
+        gain = verdict.elbo - before.elbo
+        grid = " x ".join(str(axis.size) for axis in nested.distribution.axes)
+        note = f"nested in {' and '.join(names)}: grid of {grid} (ELBO {gain:+.2f})"
+        return replace(
+            before,
+            status=Status.CONVERGED if nested.complete else Status.MAX_EVALUATIONS,
+            family=nested.distribution.name,
+            evaluations=before.evaluations + nested.evaluations,
+            gradients=before.gradients + nested.gradients,
+            elbo=verdict.elbo,
+            elbo_se=verdict.elbo_se,
+            khat=verdict.khat,
+            ess=verdict.ess,
+            verdict_draws=verdict.draws,
+            problem=verdict.problem,
+            parameters=verdict.parameters,
+            fit_seconds=before.fit_seconds + seconds,
+            verdict_seconds=before.verdict_seconds + verdict_seconds,
+            notes=(*before.notes, note),
+        )
+
+    def _take(self, approx: NGVIApproximation) -> None:
+        self.approx = approx
+
+    # Matched draws.
+
+    def _match(self) -> None:
+        """Let `sample` match the draws, where that makes their weights reliable."""
+        matched, khat = self.approx.try_matching(MATCHED_DRAWS, self.fit.prepared.rng)
+        self.tried.append(f"matched draws (k-hat {matched.khat:.2f})")
+        if not matched.weighable:
+            return
+        report = self.approx.report
+        assert report is not None
+        note = f"sample() matches draws (k-hat {khat:.2f}, matched {matched.khat:.2f})"
+        self.approx.report = replace(report, notes=(*report.notes, note))
+        self.approx.importance = "match"

@@ -1,0 +1,194 @@
+"""Fits beyond one Gaussian, and what a user sees of them; eight schools are exact by quadrature."""
+
+import numpy as np
+import pymc as pm
+import pytest
+import scipy
+
+import pymc_ngvi as ngvi
+from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.interface.remedies import find_held
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.results.approximation import NGVINested
+from tests.conftest import fit
+from tests.interface.test_recentre import schools
+from tests.models import MODELS
+
+EFFECT = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERROR = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+def exact():
+    """Log evidence, and mean and sd of log tau: all else is Gaussian given tau."""
+    grid = np.linspace(-12, 8, 2001)
+    tau = np.exp(grid)[:, np.newaxis]
+    variance = ERROR**2 + tau**2
+    precision = (1 / variance).sum(axis=1) + 1 / 25
+    mean = (EFFECT / variance).sum(axis=1) / precision
+    squares = (EFFECT**2 / variance).sum(axis=1) - mean**2 * precision
+    log_p = -0.5 * (np.log(2 * np.pi * variance).sum(axis=1) + np.log(25 * precision) + squares)
+    log_p += scipy.stats.halfcauchy(scale=5).logpdf(tau[:, 0]) + grid
+    evidence = scipy.special.logsumexp(log_p) + np.log(grid[1] - grid[0])
+    weights = np.exp(log_p - evidence) * (grid[1] - grid[0])
+    centre = weights @ grid
+    return evidence, centre, np.sqrt(weights @ (grid - centre) ** 2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return schools()
+
+
+@pytest.fixture(scope="module")
+def inference(model):
+    return ngvi.NGVI(model=model, nested=["tau"], backend="interpreted", random_seed=1)
+
+
+@pytest.fixture(scope="module")
+def nested(inference):
+    return inference.fit(progressbar=False)
+
+
+@pytest.fixture(scope="module")
+def idata(nested):
+    return nested.sample(2000, random_seed=1, log_likelihood=True)
+
+
+class TestNested:
+    def test_eight_schools_are_exact(self, nested):
+        evidence, mean, sd = exact()
+        report = nested.report
+        assert report.status == "converged"
+        # An ELBO is a lower bound, up to the error of its estimate.
+        assert evidence - 0.01 < report.elbo < evidence + 4 * report.elbo_se
+        assert report.khat < 0.5
+        assert report.ess > 0.99 * report.verdict_draws
+        np.testing.assert_allclose(nested.distribution.mean[1], mean, atol=0.01)
+        np.testing.assert_allclose(np.sqrt(nested.distribution.variance[1]), sd, rtol=0.01)
+        assert not report.verdict.unreliable
+
+    def test_the_report_tells_of_the_grid(self, nested):
+        assert nested.report.family == "nested"
+        assert any(note.startswith("nested in tau: grid of ") for note in nested.report.notes)
+        assert "nested, 10 parameters" in str(nested.report)
+
+    def test_draws_have_the_moments_of_the_fit(self, nested, idata):
+        assert isinstance(nested, NGVINested)
+        log_tau = np.log(idata["posterior"]["tau"].values.ravel())
+        _, mean, sd = exact()
+        z = (log_tau.mean() - mean) / (sd / np.sqrt(log_tau.size))
+        assert abs(z) < 4
+        assert idata["fit"].attrs["family"] == "nested"
+        assert np.std(idata["sample_stats"]["log_weight"].values) < 0.1
+
+    def test_weights_compare_and_match_as_those_of_any_fit(self, nested, idata):
+        assert (np.asarray(ngvi.loo(idata).pareto_k) < 0.7).all()
+        matched = nested.sample(200, random_seed=2, importance="match")
+        assert matched["sample_stats"].attrs["khat"] < 0.7
+
+    def test_a_file_gives_the_same_draws(self, nested, idata, model, tmp_path):
+        nested.save(tmp_path / "fit.nc")
+        loaded = ngvi.load(tmp_path / "fit.nc", model)
+        assert isinstance(loaded, NGVINested)
+        again = loaded.sample(2000, random_seed=1)["posterior"]["theta"]
+        np.testing.assert_allclose(again.values, idata["posterior"]["theta"].values, rtol=1e-12)
+        assert loaded.report.notes == nested.report.notes
+
+    def test_pymc_sees_an_approximation(self, nested, model):
+        mean, std, cov = nested.mean.eval(), nested.std.eval(), nested.cov.eval()
+        np.testing.assert_allclose(mean, nested.distribution.mean)
+        np.testing.assert_allclose(std**2, np.diag(cov))
+        tau = nested.sample_node(model["tau"], size=4000).eval()
+        _, centre, sd = exact()
+        assert abs(np.log(tau).mean() - centre) < 4 * sd / np.sqrt(4000)
+        with pytest.raises(TypeError, match="cannot be changed"):
+            _change_mean(nested)
+
+    def test_others_start_from_its_moments(self, nested, model):
+        assert isinstance(nested.gaussian, FullGaussian)
+        start = ngvi.NGVI(model=model, start=nested, backend="interpreted").approx
+        np.testing.assert_allclose(start.gaussian.mean, nested.distribution.mean)
+        assert len(nested.nuts_kwargs(chains=2)["initvals"]) == 2
+
+    def test_it_cannot_be_refined(self, inference, nested):
+        assert inference.approx is nested
+        with pytest.raises(TypeError, match="cannot be refined"):
+            inference.refine(10)
+
+
+def _change_mean(approx):
+    shared = approx.params[0]
+    before = shared.get_value()
+    try:
+        shared.set_value(before + 1)
+        approx.distribution  # noqa: B018  reading it is what fails
+    finally:
+        shared.set_value(before)
+
+
+class TestOptions:
+    @pytest.mark.parametrize("value", ["tau", [], [1], {"tau": 1}, True])
+    def test_what_nested_is_not(self, value):
+        with pytest.raises(ValueError, match="nested must be names"):
+            ngvi.NGVI(model=schools(), nested=value)
+
+    def test_a_schedule_has_no_grid(self):
+        with pytest.raises(ValueError, match="belong to the automatic engine"):
+            ngvi.NGVI(model=schools(), nested=["tau"], step_size=0.1)
+        with pytest.raises(ValueError, match="remedy"):
+            ngvi.NGVI(model=schools(), remedy="please")
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (["sigma"], "no free variable 'sigma'; it has mu, tau, theta"),
+            (["theta"], "theta together have 8 components"),
+            (["mu", "tau", "theta"], "have 10 components"),
+        ],
+    )
+    def test_variables_that_cannot_be_held(self, names, message):
+        model = schools()
+        with pytest.raises(ValueError, match=message):
+            find_held(names, Layout(model, model.initial_point()))
+
+    def test_something_has_to_be_left(self):
+        model = MODELS["conjugate_normal"]()
+        with pytest.raises(ValueError, match="no other parameters"):
+            fit(model, nested=["mu"])
+
+
+class TestRemedies:
+    def test_a_good_fit_is_left_alone(self):
+        approx = fit(MODELS["linear_regression"](), remedy="auto")
+        assert approx.report.family == "fullrank"
+        assert approx.importance is None
+
+    def test_a_bad_fit_is_nested_by_itself(self, model):
+        approx = fit(model, remedy="auto", reparametrize=False, max_evaluations=1500)
+        assert isinstance(approx, NGVINested)
+        assert approx.report.elbo > exact()[0] - 0.05
+        assert "nested in tau" in approx.report.notes[-1]
+
+    def test_the_warning_names_what_would_help_in_order(self, model):
+        with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):
+            fit(model, reparametrize=False, max_evaluations=1500)
+        (message,) = (str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
+        ways = ['reparametrize="auto"', 'nested=["tau"]', 'importance="match"', "nuts_kwargs"]
+        places = [message.index(way) for way in ways]
+        assert places == sorted(places)
+
+    def test_centring_is_not_named_where_it_was_chosen(self, model):
+        with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):
+            fit(model, max_evaluations=1500)
+        (message,) = (str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
+        assert "reparametri" not in message
+        assert 'nested=["tau"]' in message
+
+    def test_it_says_that_nothing_helped(self):
+        """A posterior with a wall on four sides, which neither a grid nor a map can bend away."""
+        with pm.Model() as model:
+            pm.Exponential("x", 1.0, shape=4, default_transform=None)
+            pm.Potential("soft", -50 * pm.math.maximum(-model["x"], 0).sum())
+        with pytest.warns(ngvi.UnreliableFit, match="did not suffice"):
+            approx = fit(model, remedy="auto", max_evaluations=2000)
+        assert not isinstance(approx, NGVINested)

@@ -121,7 +121,7 @@ class Verdict:
             return True
         # Few draws of a Gaussian that is too narrow hardly see the tail that it lacks, and k-hat
         # may come out low.
-        if self.khat < UNRELIABLE_KHAT and self.ess < CLEAR_EFFICIENCY * self.draws:
+        if not self.unreliable and self.ess < CLEAR_EFFICIENCY * self.draws:
             return True
         return self.weighable and bool(
             np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))

@@ -77,6 +77,12 @@ class TestWords:
         assert len(verdict.off) == 0
         assert "not close to the approximation" in verdict.warning()
 
+    def test_a_good_word_takes_draws_that_are_nearly_all_effective(self):
+        few = Verdict(khat=0.17, ess=720, draws=1000, parameters=checks(ratio=0.91))
+        assert few.unclear
+        assert not Verdict(khat=0.17, ess=900, draws=1000, parameters=checks(ratio=0.91)).unclear
+        assert not Verdict(khat=0.17, ess=720, draws=1000, parameters=checks(ratio=0.43)).unclear
+
     def test_a_parameter_that_overflows_is_off(self):
         verdict = Verdict(khat=0.3, ess=500, draws=1000, parameters=checks(shift=np.nan))
         assert list(verdict.off.index) == ["psi"]

@@ -16,6 +16,14 @@ from tests.conftest import fit
 from tests.models import MODELS
 
 
+@pytest.fixture(autouse=True)
+def _listening():
+    """Ctrl-C raises, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press():
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -150,6 +150,7 @@ def parquet(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Fit data from Parquet files in less memory than they take."""
     n, megabytes = arguments.rows, arguments.rows * (COLUMNS * 8 + 4) / 2**20
     folder = arguments.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
     write_parquet(folder, n)
     columns = [f"x{i}" for i in range(COLUMNS)]
     table, draws = ngvi.Parquet(folder), np.zeros((1, COLUMNS))

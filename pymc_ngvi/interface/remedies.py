@@ -91,7 +91,7 @@ class Remedies:
         if not verdict.draws or self.target.reads_batches or not options.automatic:
             self.fit.tell(self._named())
         elif not isinstance(options.nested, str | None):
-            self._take(self._nested(list(options.nested)))
+            self.approx = self._nested(list(options.nested))
             self._tell()
         elif verdict.unreliable and "auto" in (options.nested, options.remedy):
             self._nest_by_itself()
@@ -168,7 +168,7 @@ class Remedies:
             assert report is not None
             assert found.report is not None
             if found.report.elbo > report.elbo or not found.report.verdict.unreliable:
-                self._take(found)
+                self.approx = found
             if not self._verdict.unreliable:
                 break
 
@@ -212,25 +212,15 @@ class Remedies:
         grid = " x ".join(str(axis.size) for axis in nested.distribution.axes)
         note = f"nested in {' and '.join(names)}: grid of {grid} (ELBO {gain:+.2f})"
         return replace(
-            before,
+            before.judged(verdict),
             status=Status.CONVERGED if nested.complete else Status.MAX_EVALUATIONS,
             family=nested.distribution.name,
             evaluations=before.evaluations + nested.evaluations,
             gradients=before.gradients + nested.gradients,
-            elbo=verdict.elbo,
-            elbo_se=verdict.elbo_se,
-            khat=verdict.khat,
-            ess=verdict.ess,
-            verdict_draws=verdict.draws,
-            problem=verdict.problem,
-            parameters=verdict.parameters,
             fit_seconds=before.fit_seconds + seconds,
             verdict_seconds=before.verdict_seconds + verdict_seconds,
             notes=(*before.notes, note),
         )
-
-    def _take(self, approx: NGVIApproximation) -> None:
-        self.approx = approx
 
     # Matched draws.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -165,9 +166,8 @@ class Report:
         fitting, judging : Reading
             What the iterations, and what the verdict, have read of the data.
         """
-        elbo, elbo_se = verdict.elbo, verdict.elbo_se
         if history and not verdict.draws:
-            elbo, elbo_se = history[-1].elbo, history[-1].elbo_se
+            verdict = replace(verdict, elbo=history[-1].elbo, elbo_se=history[-1].elbo_se)
         return cls(
             status=result.status,
             family=result.q.name,
@@ -176,11 +176,6 @@ class Report:
             iterations=len(history),
             evaluations=result.state.evaluations,
             gradients=result.state.gradients,
-            elbo=elbo,
-            elbo_se=elbo_se,
-            khat=verdict.khat,
-            ess=verdict.ess,
-            verdict_draws=verdict.draws,
             max_step_kl=max((info.kl for info in history), default=0.0),
             guard_activations=sum(info.guard_active for info in history),
             retreats=sum(info.retreats for info in history),
@@ -194,11 +189,14 @@ class Report:
             passes=fitting.rows / max(fitting.n_rows, 1),
             verdict_passes=judging.rows / max(judging.n_rows, 1),
             anchors=fitting.anchors,
-            problem=verdict.problem,
             backend=backend,
             family_reason=family_reason,
-            parameters=verdict.parameters,
+            **_fields_of(verdict),
         )
+
+    def judged(self, verdict: Verdict) -> Report:
+        """Return the report with another verdict."""
+        return replace(self, **_fields_of(verdict))
 
     @property
     def verdict(self) -> Verdict:
@@ -290,3 +288,16 @@ class Report:
             for name, value in self._rows()
         )
         return f"<table>{''.join(cells)}</table>"
+
+
+def _fields_of(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict by the fields of a report."""
+    return {
+        "elbo": verdict.elbo,
+        "elbo_se": verdict.elbo_se,
+        "khat": verdict.khat,
+        "ess": verdict.ess,
+        "verdict_draws": verdict.draws,
+        "problem": verdict.problem,
+        "parameters": verdict.parameters,
+    }

@@ -54,7 +54,6 @@ class _GaussianGroup(Group):
     def __init_group__(self, group: list[Any]) -> None:
         self.layout = self._kwargs.get("layout") or Layout(self.model, initial_point(self.model))
         self.group = group
-        self.symbolic_initial = self._initial_type("standard_normal_draws")
         self.input = self._input_type("flat_unconstrained")
         for variable, slot in zip(group, self.layout, strict=True):
             place = self.input[slot.where].reshape(slot.shape).astype(slot.dtype)
@@ -62,6 +61,8 @@ class _GaussianGroup(Group):
             self.replacements[self.model.rvs_to_values[variable]] = place
             # Only PyMC reads this.
             self.ordering[slot.name] = (slot.name, slot.where, slot.shape, np.dtype(slot.dtype))
+        # From PyMC 6.4 on, its type has the number of columns, which is that of the ordering.
+        self.symbolic_initial = self._initial_type("standard_normal_draws")
 
     def write(self, distribution: Distribution) -> None:
         """Hold a distribution, and copy it into the shared variables."""
@@ -306,4 +307,7 @@ def _not_a_gaussian(name: str, problem: str) -> ValueError:
 
 def _shared(**sizes: int) -> dict[str, SharedVariable]:
     dtype = pytensor.config.floatX
-    return {name: pytensor.shared(np.zeros(size, dtype), name) for name, size in sizes.items()}
+    return {
+        name: pytensor.shared(np.zeros(size, dtype), name, shape=(size,))
+        for name, size in sizes.items()
+    }

@@ -181,7 +181,8 @@ def test_pymc_reads_the_gaussian(family, ours, theirs):
     assert approx.hist.size == 0
     assert approx.ordering == native.ordering
     assert [p.name for p in approx.params] == [p.name for p in native.params]
-    assert [p.type for p in approx.params] == [p.type for p in native.params]
+    # Before 6.4, the types of PyMC's own parameters have no lengths.
+    assert all(b.type.is_super(a.type) for a, b in zip(approx.params, native.params, strict=True))
 
     covariance = gaussian.covariance if family is FullGaussian else np.diag(gaussian.covariance)
     np.testing.assert_allclose(approx.mean.get_value(), gaussian.mean, rtol=1e-15)

@@ -235,6 +235,12 @@ def test_chunks_of_rows_and_of_draws_change_nothing(monkeypatch: pytest.MonkeyPa
         assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
+def test_a_predictor_and_its_negative_are_one_row_vector() -> None:
+    found = _rows(_built("logistic"))[1]
+    (likelihood,) = [term for term in found.terms if len(term.constants) > 0]
+    assert len(likelihood.leaves) == 1
+
+
 def test_pattern_of_varying_intercepts_is_an_arrowhead() -> None:
     _, _, rows = _rows(_built("logistic"))
     pattern = np.zeros((rows.dim, rows.dim), dtype=bool)

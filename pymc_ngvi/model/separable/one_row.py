@@ -16,7 +16,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Identity, Second
+from pytensor.scalar.basic import Identity, Neg, Second
 from pytensor.tensor.basic import Alloc, Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
@@ -114,11 +114,12 @@ class OneRow:
             return self._leaf(self.constants, variable, picks)
         node = variable.owner
         if kind == AFFINE:
-            idle = (
-                node and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity)
-            )
-            if idle:
-                return self.of(node.inputs[0], picks)
+            if node and isinstance(node.op, Elemwise):
+                if isinstance(node.op.scalar_op, Identity):
+                    return self.of(node.inputs[0], picks)
+                if isinstance(node.op.scalar_op, Neg):
+                    # Not a leaf: a predictor and its negative would be two, with a matrix each.
+                    return -self.of(node.inputs[0], picks)
             return self._leaf(self.leaves, variable, picks)
         for operations, rule in _RULES:
             if isinstance(node.op, operations):

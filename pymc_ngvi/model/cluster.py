@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -23,6 +24,10 @@ from pymc_ngvi.errors import ClusterLostError, first_line
 from pymc_ngvi.model.partitions import Loaded, Partition
 from pymc_ngvi.model.passes import WORKSHOP, Executor, OwnFunctions, Packed, Result, Work
 
+# Seconds without any worker after which a cluster is lost: new ones may come until then.
+_PATIENCE = 120.0
+# Seconds between two looks at whether there are workers.
+_LOOK = 1.0
 # Share of the workers' memory that rows may take to stay there between passes: dask writes to disk
 # what is beyond 60%.
 _SHARE = 0.4
@@ -60,7 +65,7 @@ class Cluster(Executor):
         partitions = list(itertools.chain(*groups))
         new = [p for p in partitions if p.shares not in self._kept]
         if new and self._have_room_for(partitions):
-            self._kept |= zip((p.shares for p in new), self._read(new, self._name), strict=True)
+            self._kept |= zip((p.shares for p in new), self._read(new), strict=True)
 
     def run(
         self, work: Work[Result], groups: Sequence[Sequence[Partition]], functions: OwnFunctions
@@ -70,15 +75,18 @@ class Cluster(Executor):
         Raises
         ------
         ClusterLostError
-            Where the client was closed, the scheduler is gone, or workers die of a task.
+            Where the client was closed, the scheduler or all workers are gone, or workers die of
+            a task.
         """
         sums: list[Future] = []
         try:
             sums += self._submit(work, groups, functions.packed)
             for future in sums:
-                yield future.result()
+                yield self._wait_for(future)
         except Exception as error:
-            lost = isinstance(error, CancelledError | CommClosedError | KilledWorker)
+            lost = isinstance(
+                error, CancelledError | CommClosedError | KilledWorker | NoWorkersError
+            )
             if not lost and self._client.status == "running":
                 raise
             raise ClusterLostError(
@@ -88,6 +96,20 @@ class Cluster(Executor):
         finally:  # also where the caller was interrupted
             with contextlib.suppress(Exception):
                 self._client.cancel(sums)
+
+    def _wait_for(self, future: Future) -> Any:
+        """Return the result of a future, for which dask would wait as long as no worker comes."""
+        seen = time.monotonic()
+        while True:
+            try:
+                return future.result(timeout=_LOOK)
+            except TimeoutError:
+                if future.done():  # just now, or with an error of this name
+                    return future.result()
+            if self._client.nthreads():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _PATIENCE:
+                raise NoWorkersError(f"no worker for {_PATIENCE:g} s")
 
     def _submit(
         self, work: Work[Any], groups: Sequence[Sequence[Partition]], packed: Packed
@@ -101,31 +123,28 @@ class Cluster(Executor):
         what = client.submit(_same, work, key=f"ngvi-what-{name}")
         self.prepare(groups)
         for i, group in enumerate(groups):
-            rows = [self._kept.get(partition.shares) for partition in group]
-            if None in rows:
-                rows = self._read(group, name)
-            parts = [
-                client.submit(
-                    _work,
-                    model,
-                    what,
-                    replace(partition, pieces=()),
-                    loaded,
-                    key=f"ngvi-{work.name}-{name}-{partition.number}",
-                )
-                for partition, loaded in zip(group, rows, strict=True)
-            ]
+            parts = []
+            for partition in group:
+                kept = self._kept.get(partition.shares)
+                # What is not kept is read by the task that works on it, and never travels.
+                do, rows = (_work, kept) if kept else (_read_and_work, self._values(partition))
+                key = f"ngvi-{work.name}-{name}-{partition.number}"
+                bare = replace(partition, pieces=())
+                parts.append(client.submit(do, model, what, bare, rows, key=key))
             yield client.submit(_combine, what, parts, key=f"ngvi-sum-{name}-{i}")
 
-    def _read(self, partitions: Sequence[Partition], name: str) -> list[Future]:
+    def _read(self, partitions: Sequence[Partition]) -> list[Future]:
         """Return futures of the rows of partitions."""
-        client = self._client
-        return client.map(
+        return self._client.map(
             _read,
             [replace(partition, pieces=()) for partition in partitions],
-            [[[p.on_workers(client) for p in feed] for feed in q.pieces] for q in partitions],
-            key=[f"ngvi-read-{name}-{partition.number}" for partition in partitions],
+            [self._values(partition) for partition in partitions],
+            key=[f"ngvi-read-{self._name}-{partition.number}" for partition in partitions],
         )
+
+    def _values(self, partition: Partition) -> list[list[Any]]:
+        """Return what a task reads the rows of a partition from, for each feed."""
+        return [[piece.on_workers(self._client) for piece in feed] for feed in partition.pieces]
 
     def _have_room_for(self, partitions: Sequence[Partition]) -> bool:
         """Whether the workers can keep all rows in memory between passes."""
@@ -139,6 +158,10 @@ class Cluster(Executor):
         limits = [worker["memory_limit"] for worker in about["workers"].values()]
         size = sum(partition.nbytes for partition in partitions)
         return not all(limits) or size < _SHARE * sum(limits)
+
+
+class NoWorkersError(Exception):
+    """All workers are gone."""
 
 
 def _wake() -> None:
@@ -159,6 +182,13 @@ def _read(partition: Partition, values: list[list[Any]]) -> Loaded:
 def _work(packed: Packed, work: Work[Result], partition: Partition, rows: Loaded) -> Result:
     """Do a piece of work on the rows of a partition."""
     return WORKSHOP.run(packed, work, partition, partition.cast(rows))
+
+
+def _read_and_work(
+    packed: Packed, work: Work[Result], partition: Partition, values: list[list[Any]]
+) -> Result:
+    """Read the rows of a partition, and do a piece of work on them."""
+    return WORKSHOP.run(packed, work, partition, _read(partition, values))
 
 
 def _combine(work: Work[Result], parts: list[Result]) -> Result:

@@ -172,10 +172,17 @@ def test_an_impossible_row_is_named_with_its_partition(client):
 
 def test_a_chunk_that_is_not_as_declared_is_refused(client):
     dask = pytest.importorskip("dask.array")
-    x = dask.from_array(X, chunks=500).map_blocks(lambda b: b[:, :2], dtype=float, meta=X[:0])
-    loader = ngvi.Loader({"x": x, "y": Y["logistic"]}, batch_size=100, client=client)
-    with pytest.raises(TypeError, match=r"x has the shape \(100, 2\) .* \(100, 3\) and float64"):
-        fit(build("logistic"), loader=loader)
+    declared = dask.from_array(X, chunks=(500, 3))
+
+    def change(block, block_info):
+        return block[:, :2] if block_info[0]["chunk-location"][0] == 3 else block
+
+    x = declared.map_blocks(change, dtype=float, meta=X[:0])
+    with pytest.raises(TypeError, match=r"x: chunk 3, 0 has the shape \(500, 2\) .*\(500, 3\)"):
+        ngvi.Loader({"x": x, "y": Y["logistic"]}, batch_size=100, client=client)
+    single = declared.map_blocks(lambda block: block.astype("float32"), dtype=float, meta=X[:0])
+    with pytest.raises(TypeError, match=r"type float32, where .* float64 were declared"):
+        ngvi.Loader({"x": single, "y": Y["logistic"]}, batch_size=100)
 
 
 def test_tasks_have_readable_names(client, far):
@@ -214,6 +221,22 @@ def test_a_client_that_is_closed_keeps_what_was_fitted():
     assert caught.value.approximation.report.status == "failed"
     assert np.isfinite(caught.value.approximation.gaussian.mean).all()
     assert seen
+
+
+def test_a_cluster_without_workers_is_lost(logistic, monkeypatch):
+    """Dask itself would wait for new ones for ever."""
+    monkeypatch.setattr("pymc_ngvi.model.cluster._PATIENCE", 0.5)
+    monkeypatch.setattr("pymc_ngvi.model.cluster._LOOK", 0.1)
+    cluster, client = start(1)
+    with cluster, client, passing_on(client, logistic[0]) as far:
+        same(logistic[1], everything(far))
+        cluster.scale(0)
+        while client.nthreads():
+            time.sleep(0.05)
+        with pytest.raises(
+            ClusterLostError, match=r"lost .*\(NoWorkersError: no worker for 0\.5 s\)"
+        ):
+            everything(far)
 
 
 def test_an_interrupt_cancels_what_was_submitted(client, far):

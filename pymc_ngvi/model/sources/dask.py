@@ -65,12 +65,14 @@ class Lazy(Piece):
 def dask_source(name: str, collection: Any, client: Any = None) -> DaskSource:
     """Return the source of an array, a dataframe or a series of dask.
 
-    The partitions of a dataframe are looked at once, for their lengths, columns and types.
+    The chunks of an array and the partitions of a dataframe are looked at once, for their shapes
+    or columns and their types: dask knows of them what it was told.
 
     Raises
     ------
     TypeError
-        For values that are masked or no numbers, and for a partition of other columns or types.
+        For values that are masked or no numbers, and for a chunk or a partition that is not as it
+        was declared.
     ValueError
         For an array without known sizes of its chunks.
     """
@@ -86,10 +88,29 @@ def dask_source(name: str, collection: Any, client: Any = None) -> DaskSource:
             f"{name} is a dask array whose chunks have unknown sizes: call its "
             "compute_chunk_sizes() first"
         )
-    # Whether it hides anything is known only when all of it is computed.
     if np.ma.isMaskedArray(getattr(collection, "_meta", None)):
         raise TypeError(MASKED.format(f"{name} is a masked array"))
+    _check_chunks(name, collection, client)
     return DaskSource(collection, client)
+
+
+def _check_chunks(name: str, array: Any, client: Any) -> None:
+    """Raise where a chunk of an array is not as it was declared."""
+    blocks = array.to_delayed()
+    found = _compute([dask.delayed(_shape_and_type)(block) for block in blocks.flat], client)
+    for index, (shape, dtype) in zip(np.ndindex(blocks.shape), found, strict=True):
+        expected = tuple(sizes[i] for sizes, i in zip(array.chunks, index, strict=True))
+        if (shape, dtype) != (expected, array.dtype):
+            raise TypeError(
+                f"{name}: chunk {', '.join(map(str, index))} has the shape {shape} and the type "
+                f"{dtype}, where {expected} and {array.dtype} were declared"
+            )
+
+
+def _shape_and_type(block: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Describe a chunk of an array."""
+    block = np.asanyarray(block)
+    return block.shape, block.dtype
 
 
 def _array_of_frame(name: str, frame: Any, client: Any) -> Any:

@@ -151,3 +151,32 @@ def horseshoe() -> pm.Model:
         sigma = pm.HalfNormal("sigma", 2.0)
         pm.Normal("y", X @ (direction * local * shared), sigma, observed=y)
     return built
+
+
+@model
+def student_hierarchy() -> pm.Model:
+    """Effects of 10 groups with heavy tails, from 3 rows each; no constant was settled on it."""
+    rng = np.random.default_rng(8)
+    group = np.repeat(np.arange(10), 3)
+    y = rng.normal(0.6 * rng.standard_t(4, 10)[group], 1.0)
+    with pm.Model() as built:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        tau = pm.HalfNormal("tau", 1.0)
+        effect = pm.StudentT("effect", nu=4, mu=mu, sigma=tau, shape=10)
+        sigma = pm.HalfNormal("sigma", 1.0)
+        pm.Normal("y", effect[group], sigma, observed=y)
+    return built
+
+
+@model
+def beta_binomial() -> pm.Model:
+    """Rates of 6 groups from a common beta distribution; no constant was settled on it."""
+    rng = np.random.default_rng(9)
+    trials = np.array([4, 6, 8, 10, 15, 20])
+    successes = rng.binomial(trials, rng.beta(3.0, 6.0, 6))
+    with pm.Model() as built:
+        mean = pm.Beta("mean", 2.0, 2.0)
+        size = pm.LogNormal("size", 2.0, 1.0)
+        rate = pm.Beta("rate", mean * size, (1 - mean) * size, shape=6)
+        pm.Binomial("y", trials, rate, observed=successes)
+    return built

@@ -54,8 +54,9 @@ def represent(family, matrix):
 
 
 def fit(model, **options):
-    """Fit a model by NGVI, interpreted and with a seed unless `options` say otherwise."""
+    """Fit a model by NGVI, interpreted, with a seed and one Gaussian unless `options` differ."""
     defaults = dict(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
+    defaults["remedy"] = None
     return pm.fit(model=model, **defaults | options)
 
 

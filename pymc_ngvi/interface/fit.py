@@ -64,6 +64,9 @@ class Fit:
         PyMC's: called as ``callback(approx, losses, i)`` after each iteration.
     family_reason : str
         Why the family was chosen, for the report.
+    pause_at : int, optional
+        Evaluations after which the automatic engine pauses, so that the fit so far is judged;
+        `resume` goes on.
 
     Attributes
     ----------
@@ -85,12 +88,15 @@ class Fit:
         score: bool = True,
         callbacks: Sequence[PyMCCallback] = (),
         family_reason: str = "",
+        pause_at: int | None = None,
     ) -> None:
         self.prepared = prepared
         self.approx = approx
         self.score = score
         self.callbacks = callbacks
         self.family_reason = family_reason
+        self._pause_at = pause_at
+        self._paused: Iterations | None = None
         self.state = prepared.states[0]
         self.history: list[Info] = []
         self.search = make_search(prepared) if prepared.options.automatic else None
@@ -114,9 +120,35 @@ class Fit:
         if self.search is None:
             self._complete(_scheduled(self.prepared, self.state, n), progress)
             return
-        states = self.prepared.states
-        self._ending = self._complete(self.search.fit(states, n), progress)
-        self._retried = len(states) == 1 < len(self.search.attempts)
+        self._paused = self.search.fit(self.prepared.states, n)
+        self._ending = self._complete(self._until(self._pause_at), progress)
+        self._retried = len(self.prepared.states) == 1 < len(self.search.attempts)
+
+    @property
+    def paused(self) -> bool:
+        """Whether there is more to come: the fit was judged before its end."""
+        return self._paused is not None
+
+    def resume(self, progress: ProgressBar) -> None:
+        """Go on to the end after a pause."""
+        assert self.search is not None
+        self._ending = self._complete(self._until(None), progress)
+        self._retried = len(self.prepared.states) == 1 < len(self.search.attempts)
+
+    def _until(self, evaluations: int | None) -> Iterations:
+        """Go on with what is paused, to its end or up to so many evaluations."""
+        running = self._paused
+        assert running is not None
+        self._paused = None
+        while True:
+            try:
+                state, info = next(running)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            yield state, info
+            if evaluations is not None and state.evaluations >= evaluations:
+                self._paused = running
+                return Status.MAX_EVALUATIONS, state
 
     def tell(self, remedies: Sequence[str] = (), tried: Sequence[str] = ()) -> None:
         """Warn where the fit is unreliable or could not be judged, and where it has not converged.

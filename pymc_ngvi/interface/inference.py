@@ -29,6 +29,7 @@ from pymc_ngvi.interface.remedies import (
     FIRST_EVALUATIONS,
     Remedies,
     find_held,
+    when_to_pause,
 )
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
 from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
@@ -93,7 +94,12 @@ class NGVI(Inference):
         begin = time.perf_counter()
         self._target = self._build_target()
         self._chosen = choose_family(self.options, self._target)
-        self._resolved = dataclasses.replace(self.options, family=self._chosen.family)
+        self._resolved = dataclasses.replace(
+            self.options,
+            family=self._chosen.family,
+            # Who names a family gets one of its members.
+            remedy=self.options.remedy if self.options.family == "auto" else None,
+        )
         self._starts = resolve_starts(self._resolved, self._target.model, self._target.layout)
         self._try_parts(self._resolved, self._starts)
         self._building_seconds = time.perf_counter() - begin
@@ -205,6 +211,7 @@ class NGVI(Inference):
                 score=score is not False,
                 callbacks=callbacks or [],
                 family_reason=self._chosen.reason,
+                pause_at=when_to_pause(prepared),
             )
             self._fit.run(n, bar)
             self.approx = Remedies(self._fit, bar).apply()  # type: ignore[misc]
@@ -230,7 +237,10 @@ class NGVI(Inference):
         if self._fit is None:
             raise TypeError("Need to call `.fit` first")
         if self.approx is not self._fit.approx:
-            raise TypeError("a nested fit cannot be refined: fit again, with another accuracy")
+            raise TypeError(
+                "a nested fit cannot be refined: fit again with another accuracy, or with "
+                "remedy=None, which keeps to one Gaussian"
+            )
         n = check_count("n", n)
         with ProgressBar(n, enabled=progressbar, theme=progressbar_theme) as bar:
             self._fit.refine(n, bar)

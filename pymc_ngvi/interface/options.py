@@ -163,9 +163,10 @@ class Options:
         Fit Gaussians of the rest on a grid of one or two scalar variables, given by name; see
         :mod:`pymc_ngvi.core.nested`. "auto" does so where the verdict on one Gaussian is bad, for
         the variables along which the curvature of the rest changes most.
-    remedy : "auto", optional
-        Where the verdict on one Gaussian is bad, do what helps: a nested fit as by
-        ``nested="auto"``, and if that does not suffice, let `sample` match its draws.
+    remedy : "auto", None or False
+        Where the verdict on one Gaussian is bad, "auto" does what helps: a nested fit as by
+        ``nested="auto"``, and if that does not suffice, it lets `sample` match its draws. It leaves
+        alone what was named: a family, a schedule or a projection. None and False only warn.
     """
 
     family: str | type[Gaussian] = "auto"
@@ -184,7 +185,7 @@ class Options:
     random_seed: Any = None
     reparametrize: str | bool | Mapping[str, Any] = "auto"
     nested: str | Sequence[str] | None = None
-    remedy: str | None = None
+    remedy: str | bool | None = "auto"
 
     def __post_init__(self) -> None:
         estimator = self.parts.estimator  # raises where a word stands for no part
@@ -196,11 +197,12 @@ class Options:
         check_count("n_starts", self.n_starts, most=MOST_STARTS)
         _check_reparametrize(self.reparametrize)
         _check_nested(self.nested)
-        check_choice("remedy", self.remedy, (None, "auto"))
-        if (self.nested or self.remedy) and not (self.automatic and self.projection is None):
+        if self.remedy is not False:
+            check_choice("remedy", self.remedy, (None, "auto"))
+        if self.nested and not (self.automatic and self.projection is None):
             raise ValueError(
-                "nested and remedy belong to the automatic engine: give no step_size, no n_samples "
-                "and no projection"
+                "nested belongs to the automatic engine: give no step_size, no n_samples and no "
+                "projection"
             )
         if self.nested and not self.parts.family.has_mean:
             raise ValueError("nested: a centred family has no means that could follow a variable")
@@ -253,6 +255,12 @@ class Options:
         known = self.parts.family in (FullGaussian, DiagonalGaussian)
         affordable = self.max_evaluations >= _LEAST_BUDGET
         return self.reparametrize == "auto" and plain and one and known and affordable
+
+    @property
+    def may_nest(self) -> bool:
+        """Whether a bad verdict may lead to a nested fit of variables that were not named."""
+        wanted = self.nested == "auto" or (self.nested is None and self.remedy == "auto")
+        return wanted and self.automatic and self.projection is None
 
     @property
     def has_own_parts(self) -> bool:

@@ -7,6 +7,8 @@ sampling, and NUTS is left to the user.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,10 +19,11 @@ from pymc_ngvi.core.algorithm import Status
 from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families import SparseGaussian
 from pymc_ngvi.core.nested import MOST_HELD
-from pymc_ngvi.engine.bending import curvature_changes
+from pymc_ngvi.engine.bending import choose_held, curvature_changes
 from pymc_ngvi.engine.nesting import NestedFit, Nesting
 from pymc_ngvi.errors import DomainError, NonFiniteError, UnreliableFit, warn
 from pymc_ngvi.interface.fit import Fit
+from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.centring import candidates
 from pymc_ngvi.model.layout import Layout
@@ -34,6 +37,21 @@ LEAST_CHANGE = 0.02
 MATCHED_DRAWS = 1000
 #: What a Gaussian has to reach, and may cost, that is only the start of a nested fit.
 FIRST_ACCURACY, FIRST_EVALUATIONS = 0.1, 2000
+#: Where one Gaussian may not be the end, the fit is judged when it has cost so much; that is more
+#: than most fits cost in all.
+JUDGED_EARLY = 1500
+#: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
+LEAST_GAIN = 0.05
+#: Where a fit has ended for one of these reasons, there is nothing to improve.
+_FINAL = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.IMPROPER, Status.INTERRUPTED)
+
+
+def when_to_pause(prepared: Prepared) -> int | None:
+    """Tell after how many evaluations to judge a fit before its end; None for not at all."""
+    one = len(prepared.states) == 1 and not prepared.target.reads_batches
+    family = prepared.states[0].q
+    suitable = family.has_mean and hasattr(family, "conditional")
+    return JUDGED_EARLY if one and suitable and prepared.options.may_nest else None
 
 
 def find_held(names: Sequence[str], layout: Layout) -> Split:
@@ -76,6 +94,9 @@ class Remedies:
         self.target = fit.prepared.target
         self.approx = fit.approx
         self.tried: list[str] = []
+        self._nesting_tried = False
+        #: Evaluations, gradients and seconds that went into what was not kept.
+        self._spent = (0, 0, 0.0)
 
     def apply(self) -> NGVIApproximation:
         """Return the approximation of the fit, or one that is better; an interrupt keeps it."""
@@ -87,24 +108,41 @@ class Remedies:
         return self.approx
 
     def _apply(self) -> None:
-        options, verdict = self.options, self.fit.verdict
-        if not verdict.draws or self.target.reads_batches or not options.automatic:
-            self.fit.tell(self._named())
+        options, fit = self.options, self.fit
+        if fit.paused:
+            # A good fit goes on; of a bad one, the Gaussian need not be exact if it is not the end.
+            if fit.verdict.draws and fit.verdict.unreliable:
+                self._nest_by_itself()
+            if self._verdict.unreliable or self.approx is fit.approx:
+                better, self.approx = self.approx, fit.approx
+                fit.resume(self.progress)
+                self._take(better)
+        report = self.approx.report
+        ended = report is None or report.status in _FINAL
+        if ended or not fit.verdict.draws or self.target.reads_batches or not options.automatic:
+            fit.tell(self._named())
         elif not isinstance(options.nested, str | None):
             self.approx = self._nested(list(options.nested))
             self._tell()
-        elif verdict.unreliable and "auto" in (options.nested, options.remedy):
-            self._nest_by_itself()
+        elif options.may_nest and self._verdict.unreliable:
+            if not self._nesting_tried:
+                self._nest_by_itself()
             if options.remedy == "auto" and self._verdict.unreliable:
                 self._match()
             self._tell()
-        else:
-            self.fit.tell(self._named() if verdict.unreliable else ())
+        elif self.approx is fit.approx:
+            fit.tell(self._named() if fit.verdict.unreliable else ())
 
     @property
     def _verdict(self) -> Verdict:
         assert self.approx.report is not None
         return self.approx.report.verdict
+
+    @property
+    def _elbo(self) -> float:
+        """The ELBO of the best so far, other than the Gaussian."""
+        report = self.approx.report
+        return -np.inf if report is None or self.approx is self.fit.approx else report.elbo
 
     def _tell(self) -> None:
         """Warn where the fit is still unreliable, with what was tried."""
@@ -122,7 +160,7 @@ class Remedies:
         if options.reparametrize is False and candidates(target.model, factorised=False):
             named.append('reparametrize="auto"')
         fitted = bool(self.fit.verdict.draws) and self.fit.verdict.unreliable
-        if fitted and not self.tried and self._can_nest:
+        if fitted and not self.tried and self._can_nest and options.nested is None:
             named += [f"nested=[{name!r}]".replace("'", '"') for name in self._ranked()[:1]]
         if not any(word.startswith("matched") for word in self.tried) and not target.reads_batches:
             how = "resample" if self._verdict.weighable else "match"
@@ -156,31 +194,65 @@ class Remedies:
         return [scalars[i].variable for i in order if changes[i] > LEAST_CHANGE]
 
     def _nest_by_itself(self) -> None:
-        """Nest in one variable, or another one; where that does not suffice, in both."""
-        ranked = self._ranked() if self._can_nest else []
-        for names in filter(None, (ranked[:1], ranked[1:2], ranked[:2] * (len(ranked) > 1))):
-            try:
-                found = self._nested(names)
-            except (NonFiniteError, DomainError, np.linalg.LinAlgError):
-                continue
+        """Nest in the one or two variables that leave the rest closest to a Gaussian."""
+        layout = self.target.layout
+        slots = {slot.start: slot for slot in layout}
+        starts = {slot.variable: slot.start for slot in layout}
+        ranked = [starts[name] for name in self._ranked()] if self._can_nest else []
+        self.progress.stage("nesting")
+        self._nesting_tried = True
+        beside: int | None = None
+        while True:
+            begin = time.perf_counter()
+            choice = choose_held(ranked, self._begin, beside=beside)
+            self._spend(choice.evaluations, choice.gradients, time.perf_counter() - begin)
+            if choice.nesting is None:
+                if ranked and not self.tried:
+                    self.tried.append("nesting in one or two variables")
+                return
+            held = choice.nesting.split.held
+            names = [slots[int(i)].variable for i in held]
             self.tried.append(f"nested in {' and '.join(names)}")
-            report = self.approx.report
-            assert report is not None
-            assert found.report is not None
-            if found.report.elbo > report.elbo or not found.report.verdict.unreliable:
-                self.approx = found
-            if not self._verdict.unreliable:
-                break
+            with contextlib.suppress(NonFiniteError, DomainError, np.linalg.LinAlgError):
+                self._take(self._nested(names, choice.nesting))
+            if len(held) > 1 or not self._verdict.unreliable:
+                return
+            beside = int(held[0])
+            self._spend(choice.nesting.evaluations, choice.nesting.gradients, 0.0)
 
-    def _nested(self, names: list[str]) -> NGVIApproximation:
+    def _spend(self, evaluations: int, gradients: int, seconds: float) -> None:
+        before = self._spent
+        self._spent = (before[0] + evaluations, before[1] + gradients, before[2] + seconds)
+
+    def _take(self, found: NGVIApproximation) -> None:
+        """Keep what was found, if it is better than the Gaussian."""
+        before, after = self.fit.approx.report, found.report
+        assert before is not None
+        assert after is not None
+        if found is not self.fit.approx and after.elbo > max(before.elbo + LEAST_GAIN, self._elbo):
+            self.approx = found
+
+    def _begin(self, held: Sequence[int]) -> Nesting:
+        """Return the nested fit that holds these components."""
+        assert self.fit.search is not None
+        q = self.fit.state.q
+        return Nesting(
+            self.fit.search.engine.problem,
+            q,
+            Split(q.dim, held),
+            self.fit.prepared.rng,
+            q.structure if isinstance(q, SparseGaussian) else None,
+            # Who names variables wants their grid; its Gaussian has a budget of its own.
+            self.options.max_evaluations if self.options.may_nest else sys.maxsize,
+        )
+
+    def _nested(self, names: list[str], nesting: Nesting | None = None) -> NGVIApproximation:
         """Fit on a grid of these variables, judge, and report."""
         fit, prepared = self.fit, self.fit.prepared
-        assert fit.search is not None
         self.progress.stage("nesting")
         begin = time.perf_counter()
-        q, split = fit.state.q, find_held(names, self.target.layout)
-        structure = q.structure if isinstance(q, SparseGaussian) else None
-        nesting = Nesting(fit.search.engine.problem, q, split, prepared.rng, structure)
+        if nesting is None:
+            nesting = self._begin(find_held(names, self.target.layout).held.tolist())
         nested = nesting.fit()
         seconds = time.perf_counter() - begin
         approx = create_approximation(
@@ -215,9 +287,9 @@ class Remedies:
             before.judged(verdict),
             status=Status.CONVERGED if nested.complete else Status.MAX_EVALUATIONS,
             family=nested.distribution.name,
-            evaluations=before.evaluations + nested.evaluations,
-            gradients=before.gradients + nested.gradients,
-            fit_seconds=before.fit_seconds + seconds,
+            evaluations=before.evaluations + nested.evaluations + self._spent[0],
+            gradients=before.gradients + nested.gradients + self._spent[1],
+            fit_seconds=before.fit_seconds + seconds + self._spent[2],
             verdict_seconds=before.verdict_seconds + verdict_seconds,
             notes=(*before.notes, note),
         )

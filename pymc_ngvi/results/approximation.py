@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pymc
-from pymc.variational.approximations import FullRank, MeanField, SingleGroupApproximation
+from pymc.variational.approximations import FullRank, MeanField
 from pymc.variational.opvi import node_property
 
 from pymc_ngvi._compat import initial_point
@@ -477,11 +477,11 @@ class NGVISparse(NGVIApproximation, FullRank):
     kind = "sparse"
 
 
-class NGVINested(NGVIApproximation, SingleGroupApproximation):
+class NGVINested(NGVIApproximation, FullRank):
     """Nested approximation: Gaussians of the rest on a grid of one or two variables.
 
-    `distribution` is a :class:`~pymc_ngvi.core.nested.Nested`, and `gaussian` the Gaussian with its
-    moments.
+    It has a full covariance, as PyMC's `FullRank` and wherever one is asked for. `distribution` is
+    a :class:`~pymc_ngvi.core.nested.Nested`, and `gaussian` the Gaussian with its moments.
     """
 
     _group_class = NGVINestedGroup

@@ -133,7 +133,7 @@ class TestOptions:
             ngvi.NGVI(model=schools(), nested=value)
 
     def test_a_schedule_has_no_grid(self):
-        with pytest.raises(ValueError, match="belong to the automatic engine"):
+        with pytest.raises(ValueError, match="belongs to the automatic engine"):
             ngvi.NGVI(model=schools(), nested=["tau"], step_size=0.1)
         with pytest.raises(ValueError, match="remedy"):
             ngvi.NGVI(model=schools(), remedy="please")
@@ -163,11 +163,19 @@ class TestRemedies:
         assert approx.report.family == "fullrank"
         assert approx.importance is None
 
-    def test_a_bad_fit_is_nested_by_itself(self, model):
-        approx = fit(model, remedy="auto", reparametrize=False, max_evaluations=1500)
+    def test_a_bad_fit_is_nested_by_the_default_call(self, model):
+        approx = ngvi.NGVI(model=model, backend="interpreted", random_seed=1).fit(progressbar=False)
         assert isinstance(approx, NGVINested)
+        assert isinstance(approx, pm.FullRank)
+        assert approx.report.evaluations < 10_000  # one Gaussian alone spends 14,000
         assert approx.report.elbo > exact()[0] - 0.05
         assert "nested in tau" in approx.report.notes[-1]
+
+    def test_who_names_a_family_gets_it(self, model):
+        options = {"family": "fullrank", "max_evaluations": 1500, "reparametrize": False}
+        with pytest.warns(ngvi.UnreliableFit), pytest.warns(ngvi.BudgetSpent):
+            approx = fit(model, remedy="auto", **options)
+        assert not isinstance(approx, NGVINested)
 
     def test_the_warning_names_what_would_help_in_order(self, model):
         with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):

@@ -2,8 +2,9 @@
 
 An absolute value, a maximum, a comparison or a rounding on the way from the parameters to the log
 density has a kink or a jump only where it switches from one side to the other. Most never switch
-(the scale that a prior compares with zero is always positive), and many that do are smooth all the
-same (two formulas for one function). So this is a hint where to look, and no proof.
+(the scale that a prior compares with zero is always positive: such comparisons are left out where
+bounds show it), and many that do are smooth all the same (two formulas for one function). So this
+is a hint where to look, and no proof.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pytensor.tensor.sort import SortOp
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.model.bounds import Bounds
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.terms import Terms
 
@@ -128,10 +130,11 @@ class Kinks:
 
 def _find(inputs: Iterable[Variable], output: Variable) -> Iterator[Kink]:
     """Yield what may have a kink between the inputs and the output of a graph."""
-    downstream = set(inputs)
+    downstream, bounds = set(inputs), Bounds()
     for node in io_toposort([], [output]):
+        bounds.add(node)
         moving = [variable for variable in node.inputs if variable in downstream]
-        if not moving or isinstance(node.op, Shape | Shape_i):
+        if not moving or isinstance(node.op, Shape | Shape_i) or bounds.decide(node):
             continue
         downstream.update(node.outputs)
         yield from _of_node(node, moving)

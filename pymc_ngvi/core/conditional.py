@@ -88,9 +88,9 @@ class Conditional(Target):
         """Log density and derivatives at draws (n, d) of the rest."""
         return self._of_rest(self.target.evaluate(self._whole(draws), curvature), curvature)
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
-        return self._of_rest(self.target.average(self._whole(draws), curvature), curvature)
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set."""
+        return self._of_rest(self.target.average(self._whole(draws), curvature, sets), curvature)
 
     def _whole(self, draws: Array) -> Array:
         return self.split.join(self.values, draws)

@@ -11,7 +11,7 @@ from which the paper's :math:`g^N(\omega) = (g - H\mu, H/2)`, an unbiased estima
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -105,9 +105,14 @@ class _DrawsEstimator(ABC):
         z = standard_normal(n_samples, q.dim, rng, antithetic=self.antithetic)
         return self.at(target, q, z)
 
-    @abstractmethod
     def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:
         """Estimate from given standard normal rows z (n, d), so that members can share draws."""
+        (estimate,) = self.at_each(target, q, [z])
+        return estimate
+
+    @abstractmethod
+    def at_each(self, target: Target, q: Gaussian, sets: Sequence[Array]) -> list[Estimate]:
+        """Estimate from each of some sets (n, d) of equal size, in one call of the target."""
 
 
 class BonnetPrice(_DrawsEstimator):
@@ -133,39 +138,42 @@ class BonnetPrice(_DrawsEstimator):
         super().__init__(antithetic=antithetic)
         self.coupled = coupled
 
-    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
+    def at_each(  # noqa: D102
+        self, target: Target, q: Gaussian, sets: Sequence[Array]
+    ) -> list[Estimate]:
+        z = np.concatenate(sets)
         draws = q.unwhiten(z)
         coupled = self.coupled and q.factorised and q.has_mean
         curvature = "full" if coupled else q.curvature
-        found = target.average(draws, curvature)
-        gradient, hessian, coupling = found.gradient.mean(axis=0), found.hessian, None
-        assert hessian is not None
-        if not _all_finite(found.log_density, gradient, hessian):
+        found = target.average(draws, curvature, len(sets))
+        assert found.hessian is not None
+        gradients = found.gradient.reshape(len(sets), -1, q.dim).mean(axis=1)
+        if not _all_finite(found.log_density, gradients, found.hessian):
             each = replace(found, hessian=None)
             if _all_finite(found.log_density, found.gradient):  # it must be the Hessians
                 each = target.evaluate(draws, curvature)
             raise _non_finite(each, draws)
-        if coupled:
-            coupling, hessian = symmetrise(hessian), hessian.diagonal().copy()
-        elbo, elbo_se = mean_and_error(
-            found.log_density - q.log_density_whitened(z), antithetic=self.antithetic
-        )
-        return Estimate(gradient, q.symmetrise(hessian), elbo, elbo_se, len(z), coupling)
+        ratios = np.split(found.log_density - q.log_density_whitened(z), len(sets))
+        estimates = []
+        for gradient, hessian, ratio in zip(gradients, found.hessian, ratios, strict=True):
+            coupling = symmetrise(hessian) if coupled else None
+            own = hessian.diagonal().copy() if coupled else hessian
+            elbo = mean_and_error(ratio, antithetic=self.antithetic)
+            estimates.append(Estimate(gradient, q.symmetrise(own), *elbo, len(ratio), coupling))
+        return estimates
 
-    def slope_at(self, target: Target, q: Gaussian, z: Array) -> Slope:
-        r"""Estimate the mean gradient alone, from given standard normal rows z (n, d).
+    def slopes_at(self, target: Target, q: Gaussian, sets: Sequence[Array]) -> list[Slope]:
+        r"""Estimate the mean gradient alone, from each of some sets (n, d) of standard normal rows.
 
         A gradient costs a small part of a Hessian. The precision of q is a control variate:
 
         .. math:: g = \frac1N\sum_n r_n, \quad r_n = \nabla f(x_n) + L z_n,
                   \quad x_n = \mu + L^{-\top} z_n
         """
-        evaluation = _evaluate_gradients(target, q, z)
-        residual = evaluation.gradient - q.score_whitened(z)
-        elbo, elbo_se = mean_and_error(
-            evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
-        )
-        return Slope(residual.mean(axis=0), elbo, elbo_se)
+        return [
+            Slope(residual.mean(axis=0), *mean_and_error(ratio, antithetic=self.antithetic))
+            for residual, ratio in _residuals(target, q, sets)
+        ]
 
 
 class Stein(_DrawsEstimator):
@@ -186,14 +194,15 @@ class Stein(_DrawsEstimator):
     name: ClassVar[str] = "stein"
     needs_hessian: ClassVar[bool] = False
 
-    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
-        evaluation = _evaluate_gradients(target, q, z)
-        residual = evaluation.gradient - q.score_whitened(z)
-        elbo, elbo_se = mean_and_error(
-            evaluation.log_density - q.log_density_whitened(z), antithetic=self.antithetic
-        )
-        hessian = q.stein_hessian(z, residual)
-        return Estimate(residual.mean(axis=0), hessian, elbo, elbo_se, len(z))
+    def at_each(  # noqa: D102
+        self, target: Target, q: Gaussian, sets: Sequence[Array]
+    ) -> list[Estimate]:
+        estimates = []
+        for z, (residual, ratio) in zip(sets, _residuals(target, q, sets), strict=True):
+            elbo = mean_and_error(ratio, antithetic=self.antithetic)
+            hessian = q.stein_hessian(z, residual)
+            estimates.append(Estimate(residual.mean(axis=0), hessian, *elbo, len(z)))
+        return estimates
 
 
 class Score(_DrawsEstimator):
@@ -215,18 +224,24 @@ class Score(_DrawsEstimator):
     name: ClassVar[str] = "score"
     needs_hessian: ClassVar[bool] = False
 
-    def at(self, target: Target, q: Gaussian, z: Array) -> Estimate:  # noqa: D102
-        draws = q.unwhiten(z)
+    def at_each(  # noqa: D102
+        self, target: Target, q: Gaussian, sets: Sequence[Array]
+    ) -> list[Estimate]:
+        whole = np.concatenate(sets)
+        draws = q.unwhiten(whole)
         log_density = target.log_density(draws)
         if not _all_finite(log_density):
             evaluation = Evaluation(log_density, np.zeros_like(draws), None)
             raise _non_finite(evaluation, draws)
-        log_ratio = log_density - q.log_density_whitened(z)
-        h = self._without_mean_of_others(log_ratio)
-        weighted = -q.score_whitened(z) * h[:, np.newaxis]
-        hessian = q.stein_hessian(z, weighted) - h.mean() * q.precision
-        elbo, elbo_se = mean_and_error(log_ratio, antithetic=self.antithetic)
-        return Estimate(weighted.mean(axis=0), hessian, elbo, elbo_se, len(z))
+        ratios = np.split(log_density - q.log_density_whitened(whole), len(sets))
+        estimates = []
+        for z, ratio in zip(sets, ratios, strict=True):
+            h = self._without_mean_of_others(ratio)
+            weighted = -q.score_whitened(z) * h[:, np.newaxis]
+            hessian = q.stein_hessian(z, weighted) - h.mean() * q.precision
+            elbo = mean_and_error(ratio, antithetic=self.antithetic)
+            estimates.append(Estimate(weighted.mean(axis=0), hessian, *elbo, len(z)))
+        return estimates
 
     def _without_mean_of_others(self, values: Array) -> Array:
         """Subtract from each value (n,) the mean over the draws that are independent of it."""
@@ -239,6 +254,18 @@ class Score(_DrawsEstimator):
             others[:paired] -= 1
             others[half:] -= 1
         return np.asarray(values - (values.sum() - own) / np.maximum(others, 1))
+
+
+def estimate_each(
+    estimator: Any, target: Target, q: Gaussian, sets: Sequence[Array]
+) -> list[Estimate]:
+    """Estimate from each of some sets (n, d) of standard normal rows, all of equal size.
+
+    An estimator with an `at` of its own is asked for one set after the other.
+    """
+    if getattr(type(estimator), "at", None) is _DrawsEstimator.at:
+        return list(estimator.at_each(target, q, sets))
+    return [estimator.at(target, q, z) for z in sets]
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate:
@@ -301,13 +328,19 @@ def mean_and_error(log_ratio: Array, *, antithetic: bool) -> tuple[float, float]
     return float(log_ratio.mean()), float(spread)
 
 
-def _evaluate_gradients(target: Target, q: Gaussian, z: Array) -> Evaluation:
-    """Evaluate gradients at the draws `q.unwhiten(z)`; an error where one is not finite."""
+def _residuals(target: Target, q: Gaussian, sets: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
+    """Give the gradients (n, d) and the values (n,) of log p - log q at each of some sets.
+
+    Raises where one is not finite.
+    """
+    z = np.concatenate(sets)
     draws = q.unwhiten(z)
-    evaluation = target.evaluate(draws, "none")
-    if not _all_finite(evaluation.log_density, evaluation.gradient):
-        raise _non_finite(evaluation, draws)
-    return evaluation
+    found = target.evaluate(draws, "none")
+    if not _all_finite(found.log_density, found.gradient):
+        raise _non_finite(found, draws)
+    residuals = np.split(found.gradient - q.score_whitened(z), len(sets))
+    ratios = np.split(found.log_density - q.log_density_whitened(z), len(sets))
+    return zip(residuals, ratios, strict=True)
 
 
 def _all_finite(*arrays: Array) -> bool:

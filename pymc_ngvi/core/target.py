@@ -35,6 +35,11 @@ class Evaluation:
     hessian: Array | None
 
 
+def averaging(n: int, sets: int) -> Array:
+    """Matrix (sets, n) whose product with values of n draws is the mean of each set of them."""
+    return np.kron(np.eye(sets), np.full((1, n // sets), sets / n))
+
+
 class Target(ABC):
     """A log density with derivatives, up to a constant, on all of R^d.
 
@@ -83,27 +88,37 @@ class Target(ABC):
             Which part of the Hessian to give.
         """
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians.
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set of them.
 
-        The mean costs less than the Hessians where these are sums over rows of data, and takes the
+        A mean costs less than the Hessians where these are sums over rows of data, and takes the
         memory of one of them.
+
+        Parameters
+        ----------
+        draws : array, (n, d)
+            Sets of equal size, one after the other.
+        curvature : {"full", "diagonal"}
+        sets : int
+            Number of sets.
 
         Returns
         -------
         Evaluation
-            Its `hessian` has no axis of draws.
+            Its `hessian` has an axis of sets in place of that of draws.
         """
-        n, size, parts = len(draws), max(1, CHUNK_SIZE // self.dim**2), []
-        for start in range(0, n, size):
+        size, parts = max(1, CHUNK_SIZE // self.dim**2), []
+        means = averaging(len(draws), sets)
+        for start in range(0, len(draws), size):
             part = self.evaluate(draws[start : start + size], curvature)
             if part.hessian is None:
                 raise TypeError("the target returned no Hessian: use the Stein estimator")
-            parts.append(replace(part, hessian=part.hessian.sum(axis=0)))
+            mean = np.tensordot(means[:, start : start + size], part.hessian, axes=1)
+            parts.append(replace(part, hessian=mean))
         return Evaluation(
             np.concatenate([part.log_density for part in parts]),
             np.concatenate([part.gradient for part in parts]),
-            np.sum([part.hessian for part in parts], axis=0) / n,
+            np.sum([part.hessian for part in parts], axis=0),
         )
 
     def reseed(self, seed: int) -> None:  # noqa: B027  nothing to do is the rule, not an omission

@@ -58,7 +58,7 @@ def curvature_changes(
             with np.errstate(over="ignore", invalid="ignore"):
                 evaluation = problem.target.average(moved, q.curvature)
             assert evaluation.hessian is not None
-            sides.append(q.diagonal(evaluation.hessian))
+            sides.append(q.diagonal(evaluation.hessian[0]))
             gradient = evaluation.gradient.mean(axis=0)
             gradient[held] = 0.0
             lost += float(gradient @ q.solve(gradient)) / 4

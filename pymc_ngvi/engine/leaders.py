@@ -200,14 +200,14 @@ def measure(
         above, below, here = found[:k], found[k:-1], found[-1]
         changes, bends = (above - below) / (2 * scale), (above + below - 2 * here) / scale**2
         beyond = np.zeros((k, k, k))
-        for i in range(k if z is not None else 0):
-            assert z is not None
+        if z is not None:
             draws = q.unwhiten(z)
-            up, down = (
-                _block(q, target.average(draws + shift, q.curvature).hessian, components)
-                for shift in (shifts[i], -shifts[i])
-            )
-            beyond[i] = (up - down) / (2 * step[i]) - _block(q, changes[i], components)
+            moved = np.concatenate([draws + shift for shift in (*shifts, *-shifts)])
+            means = target.average(moved, q.curvature, 2 * k).hessian
+            assert means is not None
+            blocks = np.array([_block(q, mean, components) for mean in means])
+            own = np.array([_block(q, change, components) for change in changes])
+            beyond = (blocks[:k] - blocks[k:]) / (2 * step.reshape(k, 1, 1)) - own
     if not all(np.isfinite(array).all() for array in (changes, bends, beyond)):
         return None
     centred = q.with_mean(zero)
@@ -231,9 +231,8 @@ def measure(
     )
 
 
-def _block(q: Gaussian, matrix: Array | None, components: NDArray[np.int64]) -> Array:
+def _block(q: Gaussian, matrix: Array, components: NDArray[np.int64]) -> Array:
     """Leaders' own part (k, k) of a matrix in the family's representation."""
-    assert matrix is not None
     units = np.zeros((len(components), q.dim))
     units[np.arange(len(components)), components] = 1.0
     return np.array([q.product(matrix, unit)[components] for unit in units])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from pymc_ngvi.core.estimators import (
     Slope,
     Stein,
     decouple,
+    estimate_each,
     pool,
 )
 from pymc_ngvi.core.families import Gaussian, Natural
@@ -30,6 +31,9 @@ from pymc_ngvi.engine.evaluated import Evaluated, SquaredError, scatter, squared
 from pymc_ngvi.engine.leaders import Leaders
 from pymc_ngvi.engine.secants import Secants, residual
 from pymc_ngvi.engine.settings import DEFAULTS, Settings
+
+# Numbers in the draws of one call, at most: 32 MB.
+_NUMBERS_PER_CALL = 2**22
 
 
 class Size(NamedTuple):
@@ -262,14 +266,23 @@ class Budget:
         if draws.seed is not None:
             problem.target.reseed(draws.seed)
         parts, slopes = [], []
-        for z in draws.replicates:
-            self.evaluations += len(z)
-            parts.append(estimator.at(problem.target, q, z))
-        for z in draws.slopes:
-            self.gradients += len(z)
+        for sets in self._together(draws.replicates):
+            self.evaluations += sum(map(len, sets))
+            parts += estimate_each(estimator, problem.target, q, sets)
+        for sets in self._together(draws.slopes):
+            self.gradients += sum(map(len, sets))
             assert isinstance(estimator, BonnetPrice)
-            slopes.append(estimator.slope_at(problem.target, q, z))
+            slopes += estimator.slopes_at(problem.target, q, sets)
         return self._judged(q, draws, parts, slopes)
+
+    def _together(self, sets: Sequence[Array]) -> Iterator[Sequence[Array]]:
+        """Divide sets of draws into those that are evaluated in one call of the target.
+
+        Calls cost time, and draws memory: with batches of data, that of the rows they see.
+        """
+        numbers = sets[0].size if sets else 1
+        most = 1 if self.problem.target.reads_batches else max(1, _NUMBERS_PER_CALL // numbers)
+        return (sets[i : i + most] for i in range(0, len(sets), most))
 
     def _judged(
         self, q: Gaussian, draws: Draws, raw: Sequence[Estimate], alone: Sequence[Slope]
@@ -378,7 +391,9 @@ class Budget:
             return -np.inf, np.nan
         sizes = list(map(len, (*draws.replicates, *draws.slopes)))
         means = [part.mean() for part in np.split(ratios, np.cumsum(sizes)[:-1])]
-        return float(ratios.mean()), float(np.std(means, ddof=1) / np.sqrt(len(means)))
+        with np.errstate(over="ignore"):
+            spread = np.std(means, ddof=1)
+        return float(ratios.mean()), float(spread / np.sqrt(len(means)))
 
     def _estimator(self, q: Gaussian) -> BonnetPrice | Stein | Score:
         """Return the estimator; in few dimensions factorised families take Newton's step by it."""

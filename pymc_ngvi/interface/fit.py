@@ -100,7 +100,11 @@ class Fit:
         self.state = prepared.states[0]
         self.history: list[Info] = []
         self.search = make_search(prepared) if prepared.options.automatic else None
-        self._seconds = {"fit": 0.0, "verdict": 0.0}
+        self._seconds = {
+            "build": prepared.seconds,
+            "fit": prepared.warming_seconds,
+            "verdict": 0.0,
+        }
         self.verdict = Verdict()
         self._ending: Status | None = None
         self._retried = False
@@ -261,7 +265,7 @@ class Fit:
             estimator=getattr(estimator, "name", repr(estimator)),
             backend=self.prepared.target.backend,
             family_reason=self.family_reason,
-            compile_seconds=self.prepared.seconds,
+            compile_seconds=self._seconds["build"],
             fit_seconds=self._seconds["fit"],
             verdict_seconds=self._seconds["verdict"],
             starts=() if self.search is None else self.search.attempts,
@@ -302,11 +306,14 @@ class Fit:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
+        target = self.prepared.target
+        begin, before = time.perf_counter(), target.building_seconds
         try:
             yield
         finally:
-            self._seconds[stage] += time.perf_counter() - begin
+            building = target.building_seconds - before
+            self._seconds["build"] += building
+            self._seconds[stage] += time.perf_counter() - begin - building
 
 
 def make_search(prepared: Prepared, settings: Settings = DEFAULTS) -> Search:

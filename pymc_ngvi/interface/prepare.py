@@ -109,7 +109,9 @@ class Prepared:
         Makes further states, should these not do.
     rng : numpy.random.Generator
     seconds : float
-        Time until the first iteration could start.
+        Time that building the target took.
+    warming_seconds : float
+        Time that warm-ups took which have led to the states.
     recentred : str
         How variables were recentred, for the report.
     """
@@ -121,6 +123,7 @@ class Prepared:
     maker: StateMaker
     rng: np.random.Generator
     seconds: float
+    warming_seconds: float = 0.0
     recentred: str = ""
 
 

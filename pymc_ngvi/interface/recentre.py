@@ -72,20 +72,21 @@ def choose_centring(
     names = candidates(model, factorised=options.parts.family.factorised)
     if not names or target.reads_batches:
         return Recentred(prepared, {})
+    clock = _Clock(prepared)
     try:
         first = _warm_up(prepared)
     except (NonFiniteError, DomainError):
         return Recentred(prepared, {})  # which fails in the same way, or finds another start
-    stay = Recentred(_from_state(prepared, first), {})
     degrees = propose_degrees(model, target.layout, names, first.q)
     if not degrees:
-        return stay
-    begin = time.perf_counter()
+        return Recentred(clock.stop(_from_state(prepared, first)), {})
     try:
+        begin = time.perf_counter()
         other = build_target(recentred(model, degrees))
+        clock.add(other, time.perf_counter() - begin)
         start = Start(in_family(_carried(first.q, target, degrees), options.parts.family))
         plain = dataclasses.replace(options, start=None)
-        changed = prepare(other, plain, [start], prepared.rng, seconds=prepared.seconds)
+        changed = prepare(other, plain, [start], prepared.rng)
         changed = _from_state(changed, changed.states[0], first.evaluations)
         for settings in (DEFAULTS, _JUDGED):
             second = _warm_up(changed, settings)
@@ -94,14 +95,40 @@ def choose_centring(
                 break
             changed = _from_state(changed, second)
     except (NonFiniteError, DomainError, SamplingError, np.linalg.LinAlgError):
-        return stay
-    seconds = prepared.seconds + time.perf_counter() - begin
+        return Recentred(clock.stop(_from_state(prepared, first)), {})
     if not gain > max(LEAST_GAIN, ERRORS * error):
         spent = dataclasses.replace(first, evaluations=second.evaluations)
-        return Recentred(_from_state(prepared, spent), {})
+        return Recentred(clock.stop(_from_state(prepared, spent)), {})
     note = f"{describe_degrees(degrees)} (ELBO {gain:+.2f} after the warm-up)"
-    changed = dataclasses.replace(changed, recentred=note, seconds=seconds)
-    return Recentred(_from_state(changed, second), degrees)
+    changed = dataclasses.replace(changed, recentred=note)
+    return Recentred(clock.stop(_from_state(changed, second)), degrees)
+
+
+class _Clock:
+    """Tells how much of the time from now on goes into building targets.
+
+    Parameters
+    ----------
+    prepared : Prepared
+        What was prepared before.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._begin = time.perf_counter()
+        self._targets = [prepared.target]
+        self._built = prepared.seconds - prepared.target.building_seconds
+        self._before = prepared.seconds
+
+    def add(self, target: ModelTarget, seconds: float) -> None:
+        """Take note of a target that was made in so many seconds."""
+        self._built += seconds - target.building_seconds
+        self._targets.append(target)
+
+    def stop(self, prepared: Prepared) -> Prepared:
+        """Return a fit with the time that building and warming up have taken."""
+        seconds = self._built + sum(target.building_seconds for target in self._targets)
+        warming = time.perf_counter() - self._begin - (seconds - self._before)
+        return dataclasses.replace(prepared, seconds=seconds, warming_seconds=warming)
 
 
 def _warm_up(prepared: Prepared, settings: Settings = DEFAULTS) -> State:

@@ -11,7 +11,7 @@ from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.control_variates import Anchor
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.core.target import Evaluation, averaging
 from pymc_ngvi.model.data import Rows
 from pymc_ngvi.model.evaluators import Data, joined
 from pymc_ngvi.model.loaded_target import LoadedTarget
@@ -202,11 +202,12 @@ class BatchTarget(LoadedTarget):
             self._ensure_hessian()
         return self._functions.evaluate_each(draws, curvature, data)
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set."""
         found = self.evaluate(draws, curvature)
         assert found.hessian is not None
-        return replace(found, hessian=found.hessian.mean(axis=0))
+        means = np.tensordot(averaging(len(draws), sets), found.hessian, axes=1)
+        return replace(found, hessian=means)
 
     def of_all_data(self, q: Gaussian, rng: np.random.Generator) -> FullDensity:
         """Return the log density of all the data, for draws from `q`.

@@ -65,6 +65,8 @@ class Compiler:
         Functions compiled so far because that paid.
     seconds : float
         Time that these took.
+    building : float
+        Time spent on building functions, compiled or not.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Compiler:
         self._linker = get_mode(self._kwargs.get("mode")).linker
         self.compiled = 0
         self.seconds = 0.0
+        self.building = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is sent elsewhere compiles alike and holds no model: its graphs are sent by others.
@@ -136,6 +139,7 @@ class Compiler:
             outputs = inline_inner_graphs(outputs)
             # Inner functions (of Scan, of logsumexp) would go to the C compiler all the same.
             flags["cxx"] = ""
+        begin = time.perf_counter()
         with pytensor.config.change_flags(**flags):
             function = self._model.compile_fn(
                 list(outputs),
@@ -144,6 +148,7 @@ class Compiler:
                 on_unused_input="ignore",
                 **kwargs,
             )
+        self.building += time.perf_counter() - begin
         function.trust_input = True  # PyTensor need not check the inputs of each call
         return function
 
@@ -157,10 +162,12 @@ class Compiler:
         function = self._compile(outputs, inputs, self._kwargs, interpreted=False)
 
         def first_call(*arguments: Any) -> Any:  # Numba and JAX compile when called
+            called = time.perf_counter()
             values = function(*arguments)
             seconds = time.perf_counter() - begin
             self.compiled += 1
             self.seconds += seconds
+            self.building += time.perf_counter() - called
             _remember(self._memory, seconds / operations)
             return values
 

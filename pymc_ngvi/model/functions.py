@@ -151,9 +151,10 @@ class Functions:
         found = evaluator.evaluate_each(draws, data, hessian=curvature != "none")
         return found if curvature == "none" else _part(found, curvature, None)
 
-    def average(self, draws: Array, curvature: str, data: Data) -> Evaluation:
-        """Evaluate at draws (n, d), and return the mean of their Hessians."""
-        found = self._second.mean_hessian(draws, data, sparse=self._is_sparse(curvature))
+    def average(self, draws: Array, curvature: str, data: Data, sets: int = 1) -> Evaluation:
+        """Evaluate at draws (n, d), and return the mean Hessian of each set of them."""
+        sparse = self._is_sparse(curvature)
+        found = self._second.mean_hessians(draws, data, sets=sets, sparse=sparse)
         return _part(found, curvature, self.structure)
 
     def density(self, draws: Array, data: Data) -> Array:

@@ -64,12 +64,12 @@ class LoadedTarget(ModelTarget):
         """Do a piece of work on all the data."""
         return self.passes_over_data.run(work)
 
-    def evaluate_fully(self, draws: Array, curvature: str, *, mean: bool = False) -> Evaluation:
-        """Log density, gradient and Hessian (or their mean) at draws (n, d), of all the data."""
+    def evaluate_fully(self, draws: Array, curvature: str, sets: int | None = None) -> Evaluation:
+        """Log density, gradient and Hessian at draws (n, d), of all the data; or means of sets."""
         check_choice("curvature", curvature, CURVATURES)
         if curvature != "none":
             self._ensure_hessian()
-        return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size, mean))
+        return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size, sets))
 
     def _check_data(self) -> None:
         """Raise, once, where the model does not fit its data; and begin to read them."""
@@ -126,9 +126,9 @@ class PassTarget(LoadedTarget):
         """Log density (n,) at draws (n, d)."""
         return self._pass(LogDensity(self._as_draws(draws), self._chunk_size))
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
-        return self.evaluate_fully(draws, curvature, mean=True)
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set."""
+        return self.evaluate_fully(draws, curvature, sets)
 
     def _evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         found = self.evaluate_fully(draws, curvature)

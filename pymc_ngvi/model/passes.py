@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -73,19 +74,21 @@ class Evaluate(Work[Evaluation]):
     draws : array, (n, d)
     curvature : str
     chunk : int
-    mean : bool
-        Whether the mean of the Hessians is asked for, and not each of them.
+    sets : int or None
+        Number of sets of draws of which the mean Hessian is asked for; None for each Hessian.
     """
 
     name = "derivatives"
     draws: Array
     curvature: str
     chunk: int
-    mean: bool = False
+    sets: int | None = None
 
     def __call__(self, functions: Any, chunks: Iterator[Rows]) -> Evaluation:
         """Sum over chunks."""
-        evaluate = functions.average if self.mean else functions.evaluate
+        evaluate = functions.evaluate
+        if self.sets is not None:
+            evaluate = partial(functions.average, sets=self.sets)
         return self.combine(evaluate(self.draws, self.curvature, r.arguments) for r in chunks)
 
     def combine(self, results: Iterable[Evaluation]) -> Evaluation:

@@ -146,6 +146,11 @@ class ModelTarget(Target):
         return self._functions.numbers(())
 
     @property
+    def building_seconds(self) -> float:
+        """Time spent so far on building functions: each is built when it is first needed."""
+        return self._functions.compiler.building
+
+    @property
     def current(self) -> bool:
         """Whether the data are still those in the model's containers."""
         return self._data.current
@@ -194,11 +199,11 @@ class ModelTarget(Target):
         """
         return self._evaluate(self._as_draws(draws), curvature, ())
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians."""
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set."""
         check_choice("curvature", curvature, CURVATURES)
         self._ensure_hessian()
-        return self._functions.average(self._as_draws(draws), curvature, ())
+        return self._functions.average(self._as_draws(draws), curvature, (), sets)
 
     def _evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         check_choice("curvature", curvature, CURVATURES)

@@ -128,7 +128,7 @@ class SameDraws(BonnetPrice):
         found = target.average(full.unwhiten(z), q.curvature)
         ratio = found.log_density - full.log_density_whitened(z)
         elbo, error = mean_and_error(ratio, antithetic=True)
-        return Estimate(found.gradient.mean(axis=0), found.hessian, elbo, error, len(z))
+        return Estimate(found.gradient.mean(axis=0), found.hessian[0], elbo, error, len(z))
 
 
 def test_a_fit_is_that_of_the_full_family_on_the_same_draws():

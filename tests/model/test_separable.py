@@ -218,7 +218,7 @@ def test_ways_to_evaluate_agree(name: str) -> None:
     assert_allclose(rows.log_density(draws), density)
     for one, other in zip(rows.gradients(draws), (density, gradient), strict=True):
         assert_allclose(one, other)
-    assert_allclose(rows.mean_hessian(draws)[2], values.mean(axis=0), rtol=1e-9, atol=1e-9)
+    assert_allclose(rows.mean_hessians(draws, 1)[2][0], values.mean(axis=0), rtol=1e-9, atol=1e-9)
     products = np.einsum("nij,nj->ni", full, vectors)
     assert_allclose(rows.products(draws, vectors), products, rtol=1e-9, atol=1e-9)
     assert_allclose(values[:, rows.structure.diagonal], np.diagonal(full, axis1=1, axis2=2))
@@ -226,12 +226,12 @@ def test_ways_to_evaluate_agree(name: str) -> None:
 
 def test_chunks_of_rows_and_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, rows = _rows(_built("slopes_by_group"))
-    draws = np.random.default_rng(3).normal(size=(7, rows.dim))
-    whole = rows.mean_hessian(draws)
+    draws = np.random.default_rng(3).normal(size=(8, rows.dim))
+    whole = rows.mean_hessians(draws, 2)
     # 64 rows at a time, and two draws.
     monkeypatch.setattr("pymc_ngvi.model.separable.functions._NUMBERS", 1)
     monkeypatch.setattr("pymc_ngvi.model.separable.evaluator._NUMBERS", 2 * _N)
-    for one, other in zip(rows.mean_hessian(draws), whole, strict=True):
+    for one, other in zip(rows.mean_hessians(draws, 2), whole, strict=True):
         assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 

@@ -13,7 +13,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.sparse.colouring import Colouring
 from pymc_ngvi.core.sparse.pattern import find_pattern
-from pymc_ngvi.core.target import Evaluation
+from pymc_ngvi.core.target import Evaluation, averaging
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.graph import Graph
 
@@ -99,14 +99,19 @@ class Evaluator(ABC):
         found = joined([*self._columns(draws, data)])
         return replace(found, hessian=self._assembled(found.hessian, sparse))
 
-    def mean_hessian(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
-        """Log density, gradient and the mean of the Hessians, (d, d) or (nnz,)."""
-        parts, total = [], np.zeros((1, *self._seeds.shape))
+    def mean_hessians(
+        self, draws: Array, data: Data = (), *, sets: int = 1, sparse: bool = False
+    ) -> Evaluation:
+        """Log density, gradient and the mean Hessian of each set, (sets, d, d) or (sets, nnz)."""
+        parts, start, means = [], 0, averaging(len(draws), sets)
+        total = np.zeros((sets, *self._seeds.shape))
         for part in self._columns(draws, data):
+            assert part.hessian is not None
+            stop = start + len(part.hessian)
+            total += np.tensordot(means[:, start:stop], part.hessian, axes=1)
             parts.append(replace(part, hessian=None))
-            total += part.hessian.sum(axis=0)  # type: ignore[union-attr]
-        mean = self._assembled(total / len(draws), sparse)[0]
-        return replace(joined(parts), hessian=mean)
+            start = stop
+        return replace(joined(parts), hessian=self._assembled(total, sparse))
 
     def evaluate_each(self, draws: Array, data: Sequence[Data], *, hessian: bool) -> Evaluation:
         """Log density, gradient and perhaps Hessian (n, d, d) of each draw on rows of its own."""

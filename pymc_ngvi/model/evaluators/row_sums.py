@@ -130,21 +130,30 @@ class RowSums(Evaluator):
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
-        return self._second_order(draws, data, sparse, mean=False)
-
-    def mean_hessian(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
-        """Log density, gradient and the mean of the Hessians, (d, d) or (nnz,)."""
-        return self._second_order(draws, data, sparse, mean=True)
-
-    def _second_order(self, draws: Array, data: Data, sparse: bool, *, mean: bool) -> Evaluation:
         rows = self._evaluator(data)
-        density, gradient, values = (rows.mean_hessian if mean else rows.hessians)(draws)
-        if self._rest is None and sparse:
-            return Evaluation(density, gradient, values)
-        whole = Evaluation(density, gradient, rows.structure.dense(values))
-        if self._rest is None:
+        found = Evaluation(*rows.hessians(draws))
+        rest = None if self._rest is None else self._rest.hessians(draws, data)
+        return self._joined(rows, found, rest, sparse)
+
+    def mean_hessians(
+        self, draws: Array, data: Data = (), *, sets: int = 1, sparse: bool = False
+    ) -> Evaluation:
+        """Log density, gradient and the mean Hessian of each set, (sets, d, d) or (sets, nnz)."""
+        rows = self._evaluator(data)
+        found = Evaluation(*rows.mean_hessians(draws, sets))
+        rest = None if self._rest is None else self._rest.mean_hessians(draws, data, sets=sets)
+        return self._joined(rows, found, rest, sparse)
+
+    def _joined(
+        self, rows: RowEvaluator, found: Evaluation, rest: Evaluation | None, sparse: bool
+    ) -> Evaluation:
+        """Add sums over rows, with the values of their Hessians, and the rest."""
+        if rest is None and sparse:
+            return found
+        assert found.hessian is not None
+        whole = replace(found, hessian=rows.structure.dense(found.hessian))
+        if rest is None:
             return whole
-        rest = self._rest.mean_hessian(draws, data) if mean else self._rest.hessians(draws, data)
         whole = _sum(whole, rest)
         if not sparse or self.structure is None or whole.hessian is None:
             return whole

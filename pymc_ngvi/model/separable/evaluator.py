@@ -9,6 +9,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.target import averaging
 from pymc_ngvi.model.separable.assembly import Assembly, Piece, pieces_of, scalar_piece
 from pymc_ngvi.model.separable.functions import (
     CURVATURES,
@@ -22,8 +23,10 @@ from pymc_ngvi.model.separable.one_row import Leaf
 from pymc_ngvi.model.separable.operators import RowVector
 from pymc_ngvi.model.separable.row_term import Element
 
-# Numbers (draws times rows) of which a few arrays are held at a time: 64 MB each.
-_NUMBERS = 2**23
+# Numbers (draws times rows) of which a few arrays are held at a time: 2 MB each, which a cache
+# holds, or 64 MB for a few draws, which then share one reading of the matrices.
+_NUMBERS, _MOST_NUMBERS = 2**18, 2**23
+_FEW_DRAWS = 8
 
 
 class BoundTerm:
@@ -57,7 +60,7 @@ class BoundTerm:
         """Whether an element is a row vector, not a number that all rows see."""
         return self._by_row[element[0]]
 
-    def sheet(self, draws: Array, order: int, mean: bool = False) -> Sheet:
+    def sheet(self, draws: Array, order: int, means: Array | None = None) -> Sheet:
         """Evaluate the row function at draws (n, d)."""
         leaves = []
         for number, shape in enumerate(self._shapes):
@@ -65,7 +68,7 @@ class BoundTerm:
             values = [self.vectors[number, j](draws) for j in range(size)]
             whole = values[0] if shape == () else np.stack(values, axis=-1)
             leaves.append(whole.reshape(*whole.shape[:2], *shape))
-        return self.function(leaves, self.constants, self.n_rows, order, mean)
+        return self.function(leaves, self.constants, self.n_rows, order, means)
 
     def pieces(self) -> Iterator[tuple[tuple[Element, Element], Piece]]:
         """Yield the blocks of the Hessian, with the pairs of elements that they belong to."""
@@ -137,16 +140,14 @@ class RowEvaluator:
                 self._assemble(sheets, i, to)
         return density, gradient, values
 
-    def mean_hessian(self, draws: Array) -> tuple[Array, Array, Array]:
-        """Log densities (n,), gradients (n, d) and the values (m,) of the mean Hessian."""
+    def mean_hessians(self, draws: Array, sets: int) -> tuple[Array, Array, Array]:
+        """Log densities (n,), gradients (n, d) and the values (sets, m) of mean Hessians."""
         density, gradient = np.empty(len(draws)), np.empty_like(draws)
-        values = np.zeros(self.structure.nnz)
-        for part, sheets in self._sheets(draws, CURVATURES, mean=True):
-            size = len(draws[part])
-            density[part], gradient[part] = self._first_order(sheets, size)
-            mean = np.zeros(self.structure.nnz)
-            self._assemble(sheets, 0, mean)
-            values += mean * (size / len(draws))
+        values = np.zeros((sets, self.structure.nnz))
+        for part, sheets in self._sheets(draws, CURVATURES, averaging(len(draws), sets)):
+            density[part], gradient[part] = self._first_order(sheets, len(draws[part]))
+            for i, to in enumerate(values):
+                self._assemble(sheets, i, to)
         return density, gradient, values
 
     def products(self, draws: Array, vectors: Array) -> Array:
@@ -158,17 +159,18 @@ class RowEvaluator:
         return result
 
     def _sheets(
-        self, draws: Array, order: int, mean: bool = False
+        self, draws: Array, order: int, means: Array | None = None
     ) -> Iterator[tuple[slice, list[Sheet]]]:
         start = 0
         for chunk in self._chunks(draws):
             part = slice(start, start + len(chunk))
-            yield part, [term.sheet(chunk, order, mean) for term in self._terms]
+            own = None if means is None else means[:, part]
+            yield part, [term.sheet(chunk, order, own) for term in self._terms]
             start += len(chunk)
 
     def _chunks(self, draws: Array) -> Iterator[Array]:
         most = max((term.n_rows for term in self._terms), default=1)
-        step = max(_NUMBERS // most, 1)
+        step = max(_NUMBERS // most, min(_FEW_DRAWS, _MOST_NUMBERS // most), 1)
         yield from (draws[i : i + step] for i in range(0, len(draws), step))
 
     def _add_up(self, sheets: list[Sheet], n: int) -> Array:

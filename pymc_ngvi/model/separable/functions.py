@@ -88,7 +88,12 @@ class RowFunction:
         return self._functions[order]
 
     def __call__(
-        self, leaves: list[Array], constants: list[Array], n_rows: int, order: int, mean: bool
+        self,
+        leaves: list[Array],
+        constants: list[Array],
+        n_rows: int,
+        order: int,
+        means: Array | None,
     ) -> Sheet:
         """Evaluate at leaves (n, r, ...) or (n, 1, ...), all rows of the term.
 
@@ -97,8 +102,8 @@ class RowFunction:
         leaves, constants : list of array
         n_rows : int
         order : int
-        mean : bool
-            Average the second derivatives over the draws: they then have one row.
+        means : array, (m, n), or None
+            Matrix by which second derivatives are multiplied: they then have m rows.
         """
         function = self._function(order)
         term = self._term
@@ -119,11 +124,17 @@ class RowFunction:
                 inputs.append(np.ones(part.stop - part.start))
             with np.errstate(all="ignore"):
                 outputs = function(*inputs)
-            self._collect(sheet, outputs, part, n_rows, order, mean)
+            self._collect(sheet, outputs, part, n_rows, order, means)
         return sheet
 
     def _collect(
-        self, sheet: Sheet, outputs: list[Any], part: slice, n_rows: int, order: int, mean: bool
+        self,
+        sheet: Sheet,
+        outputs: list[Any],
+        part: slice,
+        n_rows: int,
+        order: int,
+        means: Array | None,
     ) -> None:
         sheet.log_density += outputs[0]
         sheet.valid &= outputs[1]
@@ -136,7 +147,7 @@ class RowFunction:
             curvatures = outputs[2 + len(self._known) :]
             for pair, number in zip(self.pairs, self._nonzero, strict=True):
                 values = curvatures[number]
-                values = values.mean(axis=0, keepdims=True) if mean else values
+                values = values if means is None else means @ values
                 by_row = self._by_row(pair[1][0])
                 _store(sheet.curvatures, pair, values, part, n_rows, by_row)
 

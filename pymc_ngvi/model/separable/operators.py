@@ -73,19 +73,25 @@ class RowVector:
 
     def __call__(self, draws: Array) -> Array:
         """Values (n, r) at draws (n, d)."""
-        return self.apply(draws) + self.offset
+        values = self.apply(draws)
+        values += self.offset
+        return values
 
     def apply(self, vectors: Array) -> Array:
         """Multiply vectors (n, d) by the matrix: (n, r)."""
+        parts = []
         if self.columns.size:
-            result = vectors[:, self.columns] @ self.dense.T
-        else:
-            result = np.zeros((len(vectors), len(self.offset)))
+            parts.append(vectors[:, self.columns] @ self.dense.T)
         if self._selected is not None:
-            result += vectors[:, self._selected]
+            parts.append(np.take(vectors, self._selected, axis=1))
         elif self.sparse.nnz:
-            result += (self.sparse @ vectors.T).T
-        return result
+            parts.append((self.sparse @ vectors.T).T)
+        if not parts:
+            return np.zeros((len(vectors), len(self.offset)))
+        result, *others = parts
+        for other in others:
+            result += other
+        return np.asarray(result)
 
     @cached_property
     def _selected(self) -> np.ndarray | None:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,7 @@ from pymc_ngvi.interface.remedies import (
     when_to_pause,
 )
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
+from pymc_ngvi.interface.threads import suitable_threads
 from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.loader import Loader
@@ -197,11 +198,14 @@ class NGVI(Inference):
         rng = as_generator(chosen.random_seed)
         first = self._first_options(chosen)
         bar = self._bar or ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
-        with bar if self._bar is None else nullcontext():
+        with ExitStack() as stack:
+            if self._bar is None:
+                stack.enter_context(bar)
             bar.stage("building")
             self._restore_gaussian()
             self._update_target(backend, compile_kwargs)
             prepared = prepare(self._target, first, starts, rng, seconds=self._building_seconds)
+            stack.enter_context(suitable_threads(self._target))
             if n and first.may_recentre and "approx" not in vars(self):
                 bar.stage("centring")
                 prepared = self._recentre(prepared)
@@ -242,7 +246,8 @@ class NGVI(Inference):
                 "remedy=None, which keeps to one Gaussian"
             )
         n = check_count("n", n)
-        with ProgressBar(n, enabled=progressbar, theme=progressbar_theme) as bar:
+        bar = ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
+        with bar, suitable_threads(self._target):
             self._fit.refine(n, bar)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:

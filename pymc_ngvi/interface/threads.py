@@ -1,0 +1,31 @@
+"""Threads of linear algebra: one for a small model."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+from pymc_ngvi.model.target import ModelTarget
+
+# Matrices of more rows, or log densities of which one goes through more numbers times parameters,
+# gain from a second thread.
+_SMALL_DIMENSION, _SMALL_WORK = 256, 2**19
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def suitable_threads(target: ModelTarget) -> AbstractContextManager[Any]:
+    """Keep linear algebra to one thread where its matrices are small.
+
+    Two threads gain nothing there. On a machine that has other things to do they lose much, as each
+    waits for the other at every product: with six other programs on two cores, Cholesky factors and
+    products of 104 x 104 took 70 times as long as on one thread.
+    """
+    small = target.dim <= _SMALL_DIMENSION and target.dim * target.numbers <= _SMALL_WORK
+    return _controller().limit(limits=1, user_api="blas") if small else nullcontext()

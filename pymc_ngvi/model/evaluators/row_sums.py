@@ -67,6 +67,8 @@ class RowSums(Evaluator):
 
     def check(self, x: Array, data: Data, order: int) -> None:
         """Raise where the sums are not the log density that PyMC wrote, or not its gradient."""
+        if order == 2:
+            self._evaluator(data).prepare()
         check_first_order(self, self._reference, x, data)
 
     def _evaluator(self, data: Data) -> RowEvaluator:

@@ -110,6 +110,11 @@ class RowEvaluator:
     def _assembly(self) -> Assembly:
         return Assembly([piece for *_, piece in self._pieces], self.dim)
 
+    def prepare(self) -> None:
+        """Build what second derivatives need: it gives first derivatives and values as well."""
+        for term in self._terms:
+            _ = term.function.pairs
+
     @property
     def structure(self) -> Structure:
         """Where the Hessian may differ from zero."""

@@ -22,6 +22,10 @@ Compile = Callable[[Sequence[Any], Sequence[Any]], Any]
 # them takes longer than calling the operations of a graph one after the other.
 _NUMBERS = 2**15
 
+# Numbers for which derivatives are computed and not used before a function without them is built:
+# interpreted, this takes some hundredths of a second, as building does.
+_WASTE_LIMIT = 2**21
+
 #: Derivatives that a call computes.
 VALUES, GRADIENTS, CURVATURES = range(3)
 
@@ -60,6 +64,7 @@ class RowFunction:
         self._graph = RowGraph(term)
         self._functions: dict[int, Any] = {}
         self._pairs: list[tuple[Element, Element]] | None = None
+        self._wasted = 0
         self._known = [i for i, g in enumerate(self._graph.gradients) if g is not None]
 
     @property
@@ -87,6 +92,18 @@ class RowFunction:
             self._functions[order] = function
         return self._functions[order]
 
+    def _sufficient(self, order: int, numbers: int) -> Any:
+        """Return the function of this order, or one that gives more and is there already.
+
+        The numbers that are computed and not used are counted, and not timed: the same calls then
+        use the same functions on every machine.
+        """
+        richer = min((known for known in self._functions if known > order), default=None)
+        if order not in self._functions and richer is not None:
+            self._wasted += numbers
+            order = richer if self._wasted <= _WASTE_LIMIT else order
+        return self._function(order)
+
     def __call__(
         self,
         leaves: list[Array],
@@ -105,9 +122,9 @@ class RowFunction:
         means : array, (m, n), or None
             Matrix by which second derivatives are multiplied: they then have m rows.
         """
-        function = self._function(order)
         term = self._term
         n = max((len(leaf) for leaf in leaves), default=1)
+        function = self._sufficient(order, n * n_rows)
         step = n_rows if n * n_rows <= 2 * _NUMBERS else max(_NUMBERS // n, 64)
         sheet = Sheet(np.zeros(n), np.ones(n, dtype=bool))
         for start in range(0, n_rows, step):

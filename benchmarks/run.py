@@ -28,6 +28,7 @@ import numpy as np
 import posteriordb
 import process
 import pymc as pm
+import regressions
 import table as tables
 import trajectory
 import untuned
@@ -41,7 +42,12 @@ from pymc_ngvi.results.draws import OwnScale
 from pymc_ngvi.results.parameters import MOST_SHIFT, MOST_SPREAD
 
 PEER_ITERATIONS = 30_000
+ACCURACIES = (0.1, 0.02, 0.005)
 CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK", "eight_schools_noncentered")
+#: Logistic regressions of 50 rows for each of so many coefficients.
+CALIBRATION_REGRESSIONS = (50, 200, 500)
+#: One Gaussian, of the model as it is written.
+ONE_GAUSSIAN: dict[str, Any] = {"family": "fullrank", "reparametrize": False, "remedy": None}
 
 
 def fitted(inference: ngvi.NGVI, **options: Any) -> tuple[Any, str]:
@@ -61,6 +67,7 @@ def measure_fit(inference: ngvi.NGVI, draws: np.ndarray, seed: int, **options: A
     return {
         "status": report.status,
         "evaluations": report.evaluations,
+        "gradients": report.gradients,
         "iterations": report.iterations,
         "compile_s": round(report.compile_seconds, 2),
         "fit_s": round(report.fit_seconds, 3),
@@ -83,11 +90,11 @@ def posteriors(arguments: argparse.Namespace) -> Iterator[tuple[str, pm.Model, n
 
 
 def engine(arguments: argparse.Namespace) -> None:
-    """Fit every posterior at default settings."""
+    """Fit one Gaussian to every posterior."""
     table = Table("engine", ("model", "seed"))
     for name, model, draws in posteriors(arguments):
         seeds = [seed for seed in range(1, 6) if not table.has(model=name, seed=seed)]
-        inference = ngvi.NGVI(model=model) if seeds else None
+        inference = ngvi.NGVI(model=model, **ONE_GAUSSIAN) if seeds else None
         for seed in seeds:
             row = measure_fit(inference, draws, seed)
             table.add({"model": name, "seed": seed, "dim": draws.shape[1], **row})
@@ -179,19 +186,20 @@ def against_time(arguments: argparse.Namespace) -> None:
 def calibration(arguments: argparse.Namespace) -> None:
     """Compare the errors of 100 fits with the accuracy that was asked for."""
     table = Table("calibration", ("model", "accuracy"))
-    arguments.models = arguments.models or CALIBRATION_MODELS
-    for name, model, _ in posteriors(arguments):
-        inference = ngvi.NGVI(model=model)
+    for name, model in _calibrated(arguments):
+        if all(table.has(model=name, accuracy=accuracy) for accuracy in ACCURACIES):
+            continue
+        inference = ngvi.NGVI(model=model, **ONE_GAUSSIAN)
         long, _ = fitted(inference, random_seed=1000, accuracy=2e-4, max_evaluations=2_000_000)
         best = long.gaussian
-        for accuracy in (0.1, 0.02, 0.005):
+        for accuracy in ACCURACIES:
             if table.has(model=name, accuracy=accuracy):
                 continue
             errors, spent, converged = [], [], 0
-            for seed in range(100):
+            for seed in range(arguments.seeds):
                 approx, _ = fitted(inference, random_seed=seed, accuracy=accuracy)
                 errors.append(abs(approx.gaussian.mean - best.mean) / np.sqrt(best.variance))
-                spent.append(approx.report.evaluations)
+                spent.append((approx.report.evaluations, approx.report.gradients))
                 converged += approx.report.status == "converged"
             table.add(
                 {
@@ -200,9 +208,23 @@ def calibration(arguments: argparse.Namespace) -> None:
                     "within": float(np.mean(np.array(errors) < accuracy)),
                     "largest": float(np.max(errors)),
                     "converged": converged,
-                    "evaluations": float(np.median(spent)),
+                    "seeds": arguments.seeds,
+                    "evaluations": float(np.median(spent, axis=0)[0]),
+                    "gradients": float(np.median(spent, axis=0)[1]),
                 }
             )
+
+
+def _calibrated(arguments: argparse.Namespace) -> Iterator[tuple[str, pm.Model]]:
+    """Give the models whose accuracy is compared with their errors."""
+    sizes = {f"logistic_{size}": size for size in CALIBRATION_REGRESSIONS}
+    names = arguments.models or [*CALIBRATION_MODELS, *sizes]
+    arguments.models = [name for name in names if name not in sizes]
+    if arguments.models:
+        yield from ((name, model) for name, model, _ in posteriors(arguments))
+    for name in names:
+        if name in sizes:
+            yield name, regressions.MODELS["logistic"](50 * sizes[name], sizes[name])[0]
 
 
 def against_nuts(arguments: argparse.Namespace) -> None:
@@ -301,6 +323,7 @@ def main() -> None:
     }
     parser.add_argument("part", choices=[*parts])
     parser.add_argument("--models", nargs="+", help="only these models")
+    parser.add_argument("--seeds", type=int, default=100, help="of each accuracy in `calibration`")
     parser.add_argument("--backend", help="of the fits that `verdict` makes")
     process.add_posteriordb(parser)
     untuned.add_option(parser)

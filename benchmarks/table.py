@@ -26,6 +26,8 @@ PROTOTYPE = {
     "garch11": (1457, -450.513, 0.010, 0.07),
 }
 HARD = ("eight_schools_centered", "eight_schools_noncentered")
+SKEWED = ("garch11", "low_dim_gauss_mix")
+MOST_EVALUATIONS = 120
 LINES = {"pymc6": "PyMC 6", "pymc5": "PyMC 5"}
 
 
@@ -121,17 +123,17 @@ def _engine(rows: list[Row], line: str) -> str:
         spent, elbo, error, divergence = PROTOTYPE[name]
         elbos, divergences = numbers(group, "elbo"), numbers(group, "kl_per_dim")
         slack = 0.05 if name in HARD else 0.02 + 2 * max(error, *numbers(group, "elbo_se"))
-        budget = 20_000 if name in HARD else 2_000
+        budget = 20_000 if name in HARD else 2_000 if name in SKEWED else MOST_EVALUATIONS
         held = {
             "ELBO": min(elbos) >= elbo - slack,
             "KL": name in HARD or max(divergences) <= max(1.5 * divergence, 0.001),
-            "evaluations": max(numbers(group, "evaluations")) <= budget,
+            "evaluations": median(numbers(group, "evaluations")) <= budget,
         }
         missed = ", ".join(what for what, ok in held.items() if not ok)
         lines.append(
             (
                 f"{name} ({group[0]['dim']})",
-                span(numbers(group, "evaluations"), "{:.0f}".format),
+                _spent(group),
                 spent,
                 f"{median(numbers(group, 'fit_s')):.2g}",
                 span(elbos, "{:.3f}".format),
@@ -143,14 +145,17 @@ def _engine(rows: list[Row], line: str) -> str:
                 missed or "yes",
             )
         )
-    header = ("model (d)", "evaluations", "prototype's", "fit s", "ELBO", "prototype's (s.e.)")
+    header = ("model (d)", "evaluations (+ gradients)", "prototype's", "fit s", "ELBO")
+    header += ("prototype's (s.e.)",)
     header += ("KL/d", "prototype's", "k-hat", "warned", "holds")
     return f"""## The posteriors of posteriordb, {line}
 
-`python benchmarks/run.py engine --posteriordb PATH`: default settings, from PyMC's initial point, 5
-seeds. "Holds" is against the prototype: the ELBO no lower by more than 0.02 nats and two standard
-errors (eight schools: 0.05 nats of its long run), KL/d at most 1.5 times its own or 0.001, at most
-2,000 evaluations (eight schools: 20,000).
+`python benchmarks/run.py engine --posteriordb PATH`: one Gaussian for the model as it is written
+(`family="fullrank", reparametrize=False`), from PyMC's initial point, 5 seeds. "Holds" is against
+the prototype: the ELBO no lower by more than 0.02 nats and two standard errors (eight schools: 0.05
+nats of its long run), KL/d at most 1.5 times its own or 0.001, and a median of at most
+{MOST_EVALUATIONS} evaluations with Hessians (eight schools: 20,000; garch11 and the mixture:
+2,000).
 
 {markdown(header, lines)}"""
 
@@ -213,6 +218,12 @@ compiling, for all methods. Gaps below 0.01 nats are Monte-Carlo noise.
 {markdown(header, lines)}"""
 
 
+def _spent(group: list[Row]) -> str:
+    """Say how many evaluations had Hessians, and how many gradients or log densities alone."""
+    kinds = (span(numbers(group, kind), "{:.0f}".format) for kind in ("evaluations", "gradients"))
+    return " + ".join(kinds)
+
+
 def _calibration(rows: list[Row]) -> str:
     if not rows:
         return ""
@@ -222,18 +233,20 @@ def _calibration(rows: list[Row]) -> str:
             row["accuracy"],
             f"{float(row['within']):.1%}",
             f"{float(row['largest']):.2g}",
-            f"{row['converged']} of 100",
-            f"{float(row['evaluations']):.0f}",
+            f"{row['converged']} of {row['seeds']}",
+            f"{float(row['evaluations']):.0f} + {float(row['gradients']):.0f}",
         )
         for row in rows
     ]
-    header = ("model", "accuracy", "errors below it", "largest error", "converged", "evaluations")
+    header = ("model", "accuracy", "errors below it", "largest error", "converged")
+    header += ("evaluations (+ gradients)",)
     return f"""## Is the accuracy what it says?
 
-`python benchmarks/run.py calibration --posteriordb PATH`: 100 seeds each; the error of every mean,
-in posterior standard deviations, against a fit with an accuracy of 0.0002. At least 90% of the
-errors should be below the accuracy. Evaluations are the median; a fit that did not
-converge stopped at its budget of 20,000, with a warning.
+`python benchmarks/run.py calibration --posteriordb PATH`: fits of one Gaussian with many seeds; the
+error of every mean, in posterior standard deviations, against a fit with an accuracy of 0.0002. At
+least 90% of the errors should be below the accuracy. Evaluations are the median; a fit that did not
+converge stopped at its budget of 20,000, with a warning. "logistic_d" has d coefficients and 50 d
+rows.
 
 {markdown(header, lines)}"""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_ngvi as ngvi
 from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.core.families import FullGaussian, SparseGaussian
+from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVISparse
 from tests.conftest import fit
 
@@ -265,3 +267,28 @@ def test_full_covariance_beyond_memory_is_refused():
         pm.Normal("x", 0.0, 1.0, shape=200_000)
     with pytest.raises(ValueError, match="a full covariance of 200,000 parameters takes about"):
         fit(model, family="fullrank")
+
+
+def test_what_is_no_sum_over_rows_takes_few_products():
+    """A term of three parameters costs three products, not as many as the model has parameters."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(60), 3)
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1.0)
+        common = pm.Normal("common", 0.0, 1.0, shape=3)
+        effect = pm.Normal("effect", 0.0, tau, shape=60)
+        pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=group.size))
+        inverse = pt.linalg.inv(5 * pt.eye(3) + pt.outer(common, common))
+        pm.Potential("rest", -0.1 * pt.sum(inverse**2))
+    target = compile_target(model, backend="interpreted")
+    assert target.hessian_route == "rows"
+    assert target.structure.nnz == 64 + 60 + 3
+    points = target.initial_point + 0.3 * rng.normal(size=(2, target.dim))
+    full = target.evaluate(points, "full").hessian
+    np.testing.assert_allclose(full[0], target.difference_hessian(points[0]), atol=1e-5)
+    values = target.evaluate(points, "sparse").hessian
+    np.testing.assert_allclose(target.structure.dense(values), full, atol=1e-12)
+    np.testing.assert_allclose(
+        target.average(points, "sparse").hessian, values.mean(axis=0), atol=1e-12
+    )
+    assert target.hessian_price < 20  # in log densities

@@ -14,6 +14,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators.base import Data, Evaluator
@@ -121,12 +122,13 @@ class RowSums(Evaluator):
         return self._together.evaluate_each(draws, data, hessian=hessian)
 
     def find_structure(self, points: Array, data: Data = ()) -> None:
-        """Read off where the Hessian has entries."""
+        """Read off where the Hessian has entries; only those of what is no sum are looked for."""
+        structure: Structure | None = self._evaluator(data).structure
         if self._rest is not None:
-            super().find_structure(points, data)
-            return
-        structure = self._evaluator(data).structure
-        self.structure = None if structure.is_full else structure
+            self._rest.find_structure(points, data)
+            of_rest = self._rest.structure
+            structure = None if of_rest is None else self._evaluator(data).structure.union(of_rest)
+        self.structure = None if structure is None or structure.is_full else structure
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
@@ -138,18 +140,28 @@ class RowSums(Evaluator):
 
     def _second_order(self, draws: Array, data: Data, sparse: bool, *, mean: bool) -> Evaluation:
         rows = self._evaluator(data)
-        density, gradient, values = (rows.mean_hessian if mean else rows.hessians)(draws)
-        if self._rest is None and sparse:
-            return Evaluation(density, gradient, values)
-        whole = Evaluation(density, gradient, rows.structure.dense(values))
+        found = Evaluation(*(rows.mean_hessian if mean else rows.hessians)(draws))
+        whole = self.structure if sparse else None
+        found = replace(found, hessian=_spread(found.hessian, rows.structure, whole))
         if self._rest is None:
-            return whole
-        rest = self._rest.mean_hessian(draws, data) if mean else self._rest.hessians(draws, data)
-        whole = _sum(whole, rest)
-        if not sparse or self.structure is None or whole.hessian is None:
-            return whole
-        at = (..., self.structure.rows, self.structure.columns)
-        return replace(whole, hessian=whole.hessian[at])
+            return found
+        rest = self._rest.mean_hessian if mean else self._rest.hessians
+        other = rest(draws, data, sparse=whole is not None)
+        if whole is not None and self._rest.structure is not None:
+            values = _spread(other.hessian, self._rest.structure, whole)
+            other = replace(other, hessian=values)
+        return _sum(found, other)
+
+
+def _spread(values: Any, structure: Structure, whole: Structure | None) -> Array:
+    """Return values (..., nnz) as those on a whole structure, or as dense matrices without it."""
+    if whole is None:
+        return structure.dense(values)
+    if whole.has_places_of(structure):
+        return np.asarray(values)
+    spread = np.zeros((*values.shape[:-1], whole.nnz))
+    spread[..., whole.places(structure)] = values
+    return spread
 
 
 def _sum(first: Evaluation, second: Evaluation) -> Evaluation:

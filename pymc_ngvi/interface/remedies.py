@@ -53,7 +53,7 @@ def when_to_pause(prepared: Prepared) -> int | None:
     """Tell after how many evaluations to judge a fit before its end; None for not at all."""
     one = len(prepared.states) == 1 and not prepared.target.reads_batches
     family = prepared.states[0].q
-    suitable = family.has_mean and hasattr(family, "conditional")
+    suitable = family.has_mean and family.has_triangular_root
     wanted = prepared.options.may_nest and _nests_by_itself(prepared)
     return JUDGED_EARLY if one and suitable and wanted else None
 
@@ -188,7 +188,7 @@ class Remedies:
             and self.options.projection is None
             and not self.target.reads_batches
             and family.has_mean
-            and hasattr(family, "conditional")
+            and family.has_triangular_root
         )
 
     def _ranked(self) -> list[str]:

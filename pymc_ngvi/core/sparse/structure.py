@@ -111,6 +111,10 @@ class Structure:
         """Places of the diagonal entries among the values, (d,)."""
         return self.start[:-1]
 
+    def diagonal_of(self, values: Array) -> Array:
+        """Diagonals (..., d) of matrices of values (..., nnz)."""
+        return np.asarray(values[..., self.diagonal])
+
     @cached_property
     def multiplicity(self) -> Array:
         """How often each value stands in the whole matrix: 1 on the diagonal, 2 off it, (nnz,)."""

@@ -34,6 +34,8 @@ FEWEST_PAIRS = 4
 #: Sobol points are used for at least this many pairs (fewer are no more regular than independent
 #: points), in at most this many dimensions (in more, they are no more regular either).
 SOBOL_PAIRS, SOBOL_DIMENSIONS = 32, 100
+#: From so many dimensions on, few rows are made orthogonal by their products, not by an SVD.
+MANY_DIMENSIONS = 1000
 
 
 def orthogonal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
@@ -42,9 +44,18 @@ def orthogonal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     Fewer pairs than dimensions cannot have these moments: they are orthogonal, of length sqrt(d).
     """
     normal = _normal(pairs, dim, rng)
-    left, _, right = np.linalg.svd(normal, full_matrices=False)
-    half = np.sqrt(max(pairs, dim)) * left @ right  # the nearest such matrix, uniform as well
+    half = np.sqrt(max(pairs, dim)) * _nearest(normal)  # it is uniform as well
     return np.concatenate([half, -half])
+
+
+def _nearest(matrix: Array) -> Array:
+    """Return the nearest matrix (m, d) with orthonormal columns, or rows where they are fewer."""
+    if matrix.shape[1] >= max(MANY_DIMENSIONS, 4 * len(matrix)):
+        # Rows of so many independent numbers are nearly orthogonal: squaring loses nothing.
+        values, vectors = np.linalg.eigh(matrix @ matrix.T)
+        return np.asarray((vectors / np.sqrt(values)) @ vectors.T @ matrix)
+    left, _, right = np.linalg.svd(matrix, full_matrices=False)
+    return np.asarray(left @ right)
 
 
 def _normal(pairs: int, dim: int, rng: np.random.Generator) -> Array:

@@ -1,20 +1,28 @@
-"""The four triangular operations the dense family rests on.
+"""Unit vectors, and the four triangular operations the dense family rests on.
 
-They call LAPACK directly: SciPy's wrappers spend more time on checks than LAPACK on a small matrix.
-A failed factorisation is an ordinary outcome here, so it returns None instead of raising.
+The latter call LAPACK directly: SciPy's wrappers spend more time on checks than LAPACK on a small
+matrix. A failed factorisation is an ordinary outcome here, so it returns None instead of raising.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
 # A pivot this small relative to its diagonal entry is rounding error: its reciprocal would be a
 # meaningless variance.
 SMALLEST_RELATIVE_PIVOT = 8 * np.finfo(float).eps
+
+
+def units(dim: int, components: ArrayLike) -> Array:
+    """Return the unit vectors (k, d) of some components, without those of all the others."""
+    which = np.atleast_1d(np.asarray(components, np.int64))
+    vectors = np.zeros((which.size, dim))
+    vectors[np.arange(which.size), which] = 1.0
+    return vectors
 
 
 def cholesky(matrix: Array) -> Array | None:

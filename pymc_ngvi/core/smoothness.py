@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from pymc_ngvi.core.families import Gaussian, standard_normal
-from pymc_ngvi.core.linalg import Array, symmetrise
+from pymc_ngvi.core.linalg import Array, symmetrise, units
 from pymc_ngvi.core.target import CHUNK_SIZE, Target
 
 #: Standard errors beyond which a violation is not noise.
@@ -278,10 +278,10 @@ class _Sides:
         if self.factorised:
             return self.worst(gap)
         length = np.linalg.norm(gap)
-        return np.asarray(gap / length if length else np.eye(len(gap))[0])
+        return np.asarray(gap / length if length else units(len(gap), 0)[0])
 
     def worst(self, gap: Array) -> Array:
         if gap.ndim == 1:
-            return np.asarray(np.eye(len(gap))[int(np.argmax(np.abs(gap)))])
+            return np.asarray(units(len(gap), int(np.argmax(np.abs(gap))))[0])
         values, vectors = np.linalg.eigh(gap)
         return vectors[:, int(np.argmax(np.abs(values)))]

@@ -10,6 +10,7 @@ import numpy as np
 
 from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families import Gaussian, standard_normal
+from pymc_ngvi.core.linalg import units
 from pymc_ngvi.engine.nesting import Nesting
 from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.errors import DomainError, NonFiniteError
@@ -49,7 +50,7 @@ def curvature_changes(
     found = []
     for split in candidates:
         (held,) = split.held
-        move = q.solve(np.eye(q.dim)[held])
+        move = q.solve(units(q.dim, held)[0])
         # The draws with this component at its mean, and the rest where it is then.
         central = draws - np.outer(draws[:, held] - q.mean[held], move / move[held])
         sides, lost = [], 0.0

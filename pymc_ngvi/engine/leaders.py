@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.estimators import Estimate, Slope
 from pymc_ngvi.core.families import Gaussian, Natural
 from pymc_ngvi.core.guards import Mixed
-from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.linalg import Array, units
 from pymc_ngvi.core.target import Target
 from pymc_ngvi.engine.evaluated import SquaredError
 from pymc_ngvi.engine.settings import Settings
@@ -100,9 +100,7 @@ class Leaders:
 
     def _covariances(self, q: Gaussian) -> Array:
         """Covariances (k, d) of the leaders with all components under q."""
-        units = np.zeros((len(self.components), q.dim))
-        units[np.arange(len(units)), self.components] = 1.0
-        return np.array([q.solve(unit) for unit in units])
+        return np.array([q.solve(unit) for unit in units(q.dim, self.components)])
 
     def controlled_slope(self, q: Gaussian, part: Slope, z: Array) -> Slope:
         """Take noise from a slope from draws `q.unwhiten(z)`, by control variates."""
@@ -185,9 +183,8 @@ def measure(
         None where a Hessian is not finite.
     """
     k = len(components)
-    zero, units = np.zeros(q.dim), np.zeros((k, q.dim))
-    units[np.arange(k), components] = 1.0
-    covariances = np.array([q.solve(unit) for unit in units])
+    zero = np.zeros(q.dim)
+    covariances = np.array([q.solve(unit) for unit in units(q.dim, components)])
     information = np.linalg.inv(covariances[:, components])
     directions = information @ covariances
     step = _STEP / np.sqrt(information.diagonal())
@@ -233,9 +230,7 @@ def measure(
 
 def _block(q: Gaussian, matrix: Array, components: NDArray[np.int64]) -> Array:
     """Leaders' own part (k, k) of a matrix in the family's representation."""
-    units = np.zeros((len(components), q.dim))
-    units[np.arange(len(components)), components] = 1.0
-    return np.array([q.product(matrix, unit)[components] for unit in units])
+    return np.array([q.product(matrix, unit)[components] for unit in units(q.dim, components)])
 
 
 def candidates(q: Gaussian, error: SquaredError, settings: Settings) -> NDArray[np.int64]:

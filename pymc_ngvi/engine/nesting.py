@@ -26,7 +26,7 @@ import numpy as np
 from pymc_ngvi.core.algorithm import Returning, State
 from pymc_ngvi.core.conditional import Conditional, Split
 from pymc_ngvi.core.families import Gaussian, standard_normal
-from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.linalg import Array, units
 from pymc_ngvi.core.nested import Nested
 from pymc_ngvi.core.projections import Identity
 from pymc_ngvi.core.sparse.structure import Structure
@@ -317,5 +317,4 @@ def _neighbours(index: Index) -> Iterator[Index]:
 
 def _covariance(q: Gaussian, split: Split) -> Array:
     """Covariance (k, k) of the held components."""
-    units = np.eye(q.dim)[split.held]
-    return np.array([q.solve(unit)[split.held] for unit in units])
+    return np.array([q.solve(unit)[split.held] for unit in units(q.dim, split.held)])

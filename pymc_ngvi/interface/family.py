@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pymc_ngvi.core.families import FullGaussian, Gaussian, SparseGaussian
-from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.families import FullGaussian, Gaussian, LowRankGaussian, SparseGaussian
+from pymc_ngvi.core.sparse import LowRankStructure, Structure
 from pymc_ngvi.interface.options import Options
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.report import FEW_PARAMETERS
@@ -14,6 +14,11 @@ from pymc_ngvi.results.report import FEW_PARAMETERS
 # A sparse factor is taken where it saves at least this factor of the work of a dense one: sparse
 # operations run at a tenth of the speed of dense ones.
 _GAIN = 10
+# The same for sparse matrices with rows of low rank, where the work is that of dense matrices.
+_GAIN_OF_LOW_RANK = 2
+# They are taken for so many parameters at least: with fewer, dense matrices cost seconds, and allow
+# nested fits.
+_FEWEST_LOW_RANK = 1000
 # Dense matrices that a fit holds at a time: precisions, factors, Hessians of replicates, secants.
 _MATRICES = 16
 
@@ -38,7 +43,7 @@ def choose_family(options: Options, target: ModelTarget) -> Choice:
     if options.family != "auto":
         family = options.parts.family
         if issubclass(family, SparseGaussian):
-            return Choice(family if _is_bound(family) else family.on(_required(target)))
+            return Choice(family if _is_bound(family) else _bound(family, target))
         if not family.factorised:
             _check_memory(target.dim)
         return Choice(family)
@@ -59,6 +64,12 @@ def _choose(options: Options, target: ModelTarget) -> Choice:
     if structure is None:
         return Choice(FullGaussian, "the Hessian is dense")
     work = target.dim**3 / 3
+    if isinstance(structure, LowRankStructure):
+        rank = len(structure.factor)
+        if target.dim < _FEWEST_LOW_RANK or structure.flops * _GAIN_OF_LOW_RANK > work:
+            return Choice(FullGaussian, f"the Hessian is dense, by {rank:,} of its rows of data")
+        reason = f"the Hessian is sparse but for {rank:,} rows of data"
+        return Choice(LowRankGaussian.on(structure), reason)
     if structure.flops * _GAIN > work:
         fill = structure.fill / (target.dim * (target.dim + 1) / 2)
         return Choice(FullGaussian, f"the factor of the sparse Hessian fills {fill:.0%}")
@@ -74,14 +85,30 @@ def _is_bound(family: type[SparseGaussian]) -> bool:
     return hasattr(family, "structure")
 
 
+def _bound(family: type[SparseGaussian], target: ModelTarget) -> type[SparseGaussian]:
+    """Return a family on the structure of a target; raise where that is of another kind."""
+    structure = _required(target)
+    low_rank = isinstance(structure, LowRankStructure)
+    if low_rank == issubclass(family, LowRankGaussian):
+        return family.on(structure)
+    raise ValueError(
+        f"family={family.name!r} is not possible for this model: "
+        + (
+            'its Hessian is sparse but for some rows. Use family="lowrank"'
+            if low_rank
+            else 'its Hessian has no rows of low rank. Use family="sparse"'
+        )
+    )
+
+
 def _required(target: ModelTarget) -> Structure:
     """Return the structure of a target, looked for at any size; raise where it has none."""
     structure = None if target.reads_batches else target.find_structure()
     if structure is None:
         why = "it reads batches" if target.reads_batches else "its Hessian is dense"
         raise ValueError(
-            f'family="sparse" is not possible for this model: {why}. Use family="fullrank", or '
-            '"meanfield" where that takes too much memory'
+            f'families "sparse" and "lowrank" are not possible for this model: {why}. Use '
+            'family="fullrank", or "meanfield" where that takes too much memory'
         )
     return structure
 

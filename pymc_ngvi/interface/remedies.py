@@ -40,6 +40,9 @@ FIRST_ACCURACY, FIRST_EVALUATIONS = 0.1, 2000
 #: Where one Gaussian may not be the end, the fit is judged when it has cost so much; that is more
 #: than most fits cost in all.
 JUDGED_EARLY = 1500
+#: Numbers that the log density of one draw may go through where what takes thousands of draws is to
+#: be tried by itself: nested fits then take half a minute at most, as matched draws do.
+MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**14, 2**11
 #: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
 LEAST_GAIN = 0.05
 #: Where a fit has ended for one of these reasons, there is nothing to improve.
@@ -50,8 +53,15 @@ def when_to_pause(prepared: Prepared) -> int | None:
     """Tell after how many evaluations to judge a fit before its end; None for not at all."""
     one = len(prepared.states) == 1 and not prepared.target.reads_batches
     family = prepared.states[0].q
-    suitable = family.has_mean and hasattr(family, "conditional")
-    return JUDGED_EARLY if one and suitable and prepared.options.may_nest else None
+    suitable = family.has_mean and family.has_triangular_root
+    wanted = prepared.options.may_nest and _nests_by_itself(prepared)
+    return JUDGED_EARLY if one and suitable and wanted else None
+
+
+def _nests_by_itself(prepared: Prepared) -> bool:
+    """Whether nested fits are tried where nobody asked for them: not where they take minutes."""
+    asked = prepared.options.nested == "auto"
+    return asked or prepared.target.numbers <= MOST_NUMBERS_NESTED
 
 
 def find_held(names: Sequence[str], layout: Layout) -> Split:
@@ -125,9 +135,10 @@ class Remedies:
             self.approx = self._nested(list(options.nested))
             self._tell()
         elif options.may_nest and self._verdict.unreliable:
-            if not self._nesting_tried:
+            if not self._nesting_tried and _nests_by_itself(fit.prepared):
                 self._nest_by_itself()
-            if options.remedy == "auto" and self._verdict.unreliable:
+            matches = options.remedy == "auto" and self.target.numbers <= MOST_NUMBERS_MATCHED
+            if matches and self._verdict.unreliable:
                 self._match()
             self._tell()
         elif self.approx is fit.approx:
@@ -177,7 +188,7 @@ class Remedies:
             and self.options.projection is None
             and not self.target.reads_batches
             and family.has_mean
-            and hasattr(family, "conditional")
+            and family.has_triangular_root
         )
 
     def _ranked(self) -> list[str]:

@@ -263,5 +263,5 @@ def _part(found: Evaluation, curvature: str, structure: Structure | None) -> Eva
     if curvature != "diagonal":
         return found
     if structure is not None:
-        return replace(found, hessian=found.hessian[..., structure.diagonal])
+        return replace(found, hessian=structure.diagonal_of(found.hessian))
     return replace(found, hessian=np.einsum("...ii->...i", found.hessian).copy())

@@ -24,6 +24,7 @@ from pymc_ngvi.core.families import (
     DiagonalGaussian,
     FullGaussian,
     Gaussian,
+    LowRankGaussian,
     SparseGaussian,
     all_families,
 )
@@ -197,7 +198,7 @@ def moments_to_dataset(
         dims, spread = _AXES, {"covariance": (_AXES, gaussian.covariance)}
     if gaussian.curvature == "sparse":
         spread |= {
-            name: (f"{name}_dim_0", array)
+            name: ([f"{name}_dim_{i}" for i in range(array.ndim)], array)
             for name, array in gaussian.arrays().items()
             if name != "mean"
         }
@@ -219,10 +220,9 @@ def moments_from_dataset(dataset: Any) -> tuple[Gaussian, Outline] | None:
     names = Outline(names=[str(name) for name in dataset["parameter"].values])
     mean = dataset["mean"].values
     if {"precision", "rows", "columns", "order"} <= set(dataset):
-        names_of_arrays = ("mean", "precision", "rows", "columns", "order")
-        return SparseGaussian.from_arrays(
-            {name: dataset[name].values for name in names_of_arrays}
-        ), names
+        arrays = {name: dataset[name].values for name in dataset if name != "variance"}
+        family = LowRankGaussian if "low_rank" in arrays else SparseGaussian
+        return family.from_arrays(arrays), names
     if "covariance" in dataset:
         return FullGaussian.from_mean_covariance(mean, dataset["covariance"].values), names
     return DiagonalGaussian.from_mean_covariance(mean, dataset["variance"].values), names

@@ -7,6 +7,7 @@ import scipy
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import FullGaussian
+from pymc_ngvi.interface import remedies
 from pymc_ngvi.interface.remedies import find_held
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.approximation import NGVINested
@@ -200,3 +201,15 @@ class TestRemedies:
         with pytest.warns(ngvi.UnreliableFit, match="did not suffice"):
             approx = fit(model, remedy="auto", max_evaluations=2000)
         assert not isinstance(approx, NGVINested)
+
+    def test_what_takes_minutes_is_named_and_not_tried(self, model, monkeypatch):
+        monkeypatch.setattr(remedies, "MOST_NUMBERS_NESTED", 10)
+        monkeypatch.setattr(remedies, "MOST_NUMBERS_MATCHED", 10)
+        with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):
+            approx = fit(model, remedy="auto", max_evaluations=1500)
+        assert not isinstance(approx, NGVINested)
+        assert approx.importance is None
+        (message,) = (str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
+        assert "did not suffice" not in message
+        assert 'nested=["tau"]' in message
+        assert "sample(importance=" in message

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_ngvi as ngvi
 from pymc_ngvi._compat import PYMC_6
-from pymc_ngvi.core.families import FullGaussian, SparseGaussian
+from pymc_ngvi.core.families import FullGaussian, LowRankGaussian, SparseGaussian
+from pymc_ngvi.core.sparse import LowRankStructure
+from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVISparse
 from tests.conftest import fit
 
@@ -265,3 +270,98 @@ def test_full_covariance_beyond_memory_is_refused():
         pm.Normal("x", 0.0, 1.0, shape=200_000)
     with pytest.raises(ValueError, match="a full covariance of 200,000 parameters takes about"):
         fit(model, family="fullrank")
+
+
+def test_what_is_no_sum_over_rows_takes_few_products():
+    """A term of three parameters costs three products, not as many as the model has parameters."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(60), 3)
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1.0)
+        common = pm.Normal("common", 0.0, 1.0, shape=3)
+        effect = pm.Normal("effect", 0.0, tau, shape=60)
+        pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=group.size))
+        inverse = pt.linalg.inv(5 * pt.eye(3) + pt.outer(common, common))
+        pm.Potential("rest", -0.1 * pt.sum(inverse**2))
+    target = compile_target(model, backend="interpreted")
+    assert target.hessian_route == "rows"
+    assert target.structure.nnz == 64 + 60 + 3
+    points = target.initial_point + 0.3 * rng.normal(size=(2, target.dim))
+    full = target.evaluate(points, "full").hessian
+    np.testing.assert_allclose(full[0], target.difference_hessian(points[0]), atol=1e-5)
+    values = target.evaluate(points, "sparse").hessian
+    np.testing.assert_allclose(target.structure.dense(values), full, atol=1e-12)
+    np.testing.assert_allclose(
+        target.average(points, "sparse").hessian[0], values.mean(axis=0), atol=1e-12
+    )
+    assert target.hessian_price < 20  # in log densities
+
+
+def wide_regression(predictors, rows):
+    """More predictors than rows: the Hessian is dense, and of low rank but for its diagonal."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, predictors))
+    y = X[:, :5].sum(axis=1) + rng.normal(size=rows)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 0.3, shape=predictors)
+        sigma = pm.LogNormal("sigma", 0.0, 0.1)
+        pm.Normal("y", X @ beta, sigma, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return wide_regression(250, 30)
+
+
+class TestLowRank:
+    def test_hessians_are_those_of_the_graph(self, wide):
+        target = compile_target(wide, backend="interpreted")
+        assert isinstance(target.structure, LowRankStructure)
+        assert target.structure.nnz == 2 * 250 + 1 + 30  # prior and sigma's row, and weights
+        rng = np.random.default_rng(1)
+        points = target.initial_point + 0.3 * rng.normal(size=(2, target.dim))
+        full = target.evaluate(points, "full").hessian
+        reference = target.difference_hessian(points[0])
+        np.testing.assert_allclose(full[0], reference, atol=1e-6 * abs(reference).max())
+        values = target.evaluate(points, "sparse").hessian
+        np.testing.assert_allclose(target.structure.dense(values), full, atol=1e-10)
+        (diagonal,) = target.average(points, "diagonal").hessian
+        np.testing.assert_allclose(diagonal, np.einsum("nii->i", full) / 2, rtol=1e-10)
+
+    def test_agrees_with_the_full_family(self, wide, tmp_path):
+        low = fit(wide, family="lowrank")
+        full = fit(wide, family="fullrank")
+        assert low.report.family == "lowrank"
+        deviations = np.sqrt(full.gaussian.variance)
+        shift = abs(low.gaussian.mean - full.gaussian.mean) / deviations
+        np.testing.assert_array_less(shift, 0.05)
+        ratio = np.sqrt(low.gaussian.variance) / deviations
+        np.testing.assert_array_less(abs(np.log(ratio)), 0.02)
+        assert low.report.elbo == pytest.approx(full.report.elbo, abs=0.05)
+        low.save(tmp_path / "fit.nc")
+        again = ngvi.load(tmp_path / "fit.nc", wide)
+        assert same(again.gaussian, low.gaussian)
+        draws = [one.sample(50, random_seed=2)["posterior"]["beta"] for one in (low, again)]
+        np.testing.assert_array_equal(*draws)
+
+    def test_is_taken_where_it_is_cheaper(self):
+        chosen = ngvi.NGVI(model=wide_regression(1200, 20))._chosen
+        assert issubclass(chosen.family, LowRankGaussian)
+        assert "20 rows" in chosen.reason
+
+    def test_errors_name_the_other_family(self, wide):
+        with pytest.raises(ValueError, match='family="lowrank"'):
+            ngvi.NGVI(model=wide, family="sparse")
+        with pytest.raises(ValueError, match='family="sparse"'):
+            ngvi.NGVI(model=varying_intercepts(20), family="lowrank")
+
+    def test_mean_field_forms_no_matrix(self):
+        """3,000 predictors: a single Hessian would take 72 MB."""
+        model = wide_regression(3000, 40)
+        target = compile_target(model, backend="interpreted")
+        tracemalloc.start()
+        target.average(np.tile(target.initial_point, (4, 1)), "diagonal")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 3e7

@@ -1,4 +1,4 @@
-"""Gaussian exponential families: full covariance, sparse precision, diagonal, centred."""
+"""Gaussian exponential families: full covariance, sparse precision, low rank, diagonal, centred."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pymc_ngvi.core.families.diagonal import (
     FactorisedGaussian,
 )
 from pymc_ngvi.core.families.full import FullGaussian
+from pymc_ngvi.core.families.lowrank import LowRankGaussian
 from pymc_ngvi.core.families.parameters import Expectation, Natural, standard_normal
 from pymc_ngvi.core.families.sparse import SparseGaussian
 
@@ -22,6 +23,7 @@ __all__ = [
     "FactorisedGaussian",
     "FullGaussian",
     "Gaussian",
+    "LowRankGaussian",
     "Natural",
     "SparseGaussian",
     "all_families",

@@ -56,6 +56,8 @@ class Gaussian(Distribution):
     factorised: ClassVar[bool]
     #: False for a family whose mean is always zero: its parameters then have a `first` of length 0.
     has_mean: ClassVar[bool] = True
+    #: False where the root that `unwhiten` multiplies by is triangular in no order of components.
+    has_triangular_root: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         name = type(self).__name__

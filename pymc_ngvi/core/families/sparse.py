@@ -84,6 +84,22 @@ class SparseGaussian(Gaussian):
                 "a sparse family needs the structure of its precision: SparseGaussian.on(structure)"
             ) from None
 
+    # What depends on the kind of structure.
+
+    @classmethod
+    def _factorise(cls, values: Array) -> Factor | None:
+        """Factorise a matrix of values (nnz,); None where it is not positive definite."""
+        return factorise(cls._bound(), values)
+
+    @classmethod
+    def _raise(cls, values: Array, reference: Array, **rule: float) -> Array | None:
+        """Raise the diagonal where pivots are too small; see :func:`raised_diagonal`."""
+        return raised_diagonal(cls._bound(), values, reference, **rule)
+
+    def _inverse_derivative(self, change: Array) -> Array:
+        """Return the derivative of the covariance (nnz,) as the precision changes."""
+        return inverse_derivative(self.structure, self.precision, change)
+
     # Matrices are values (nnz,) here.
 
     @classmethod
@@ -128,7 +144,7 @@ class SparseGaussian(Gaussian):
     @classmethod
     def from_mean_precision(cls, mean: ArrayLike, precision: ArrayLike) -> Self:
         mean, values = cls._checked(mean, precision, "precision")
-        factor = factorise(cls._bound(), values)
+        factor = cls._factorise(values)
         if factor is None:
             raise domain_error("precision", cls.smallest_eigenvalue(values))
         return cls(mean, values, factor)
@@ -161,15 +177,14 @@ class SparseGaussian(Gaussian):
         structure = cls._bound()
         ones, precision = np.ones(structure.dim), cls._from_diagonal(np.ones(structure.dim))
         if hessian is not None and np.isfinite(hessian).all():
-            beyond = raised_diagonal(
-                structure,
+            beyond = cls._raise(
                 -hessian - precision,
                 ones,
                 margin=_SMALLEST_PIVOT,
                 least=_SMALLEST_PIVOT,
                 shift=1.0,
             )
-            if beyond is not None and factorise(structure, beyond + precision) is not None:
+            if beyond is not None and cls._factorise(beyond + precision) is not None:
                 precision = beyond + precision
         if deviations is not None:
             given = np.isfinite(deviations)
@@ -197,7 +212,7 @@ class SparseGaussian(Gaussian):
         return vector, checked
 
     def with_precision(self, precision: Array) -> Self | None:
-        factor = factorise(self.structure, precision)
+        factor = self._factorise(precision)
         return None if factor is None else type(self)(self.mean, precision, factor)
 
     @classmethod
@@ -299,9 +314,8 @@ class SparseGaussian(Gaussian):
         mean = self.solve(direction.first + 2 * self.product(change, self.mean))
         moved = np.zeros_like(change)
         if change.any():
-            moved = -2 * inverse_derivative(self.structure, self.precision, change)
-        rows, columns = self.structure.rows, self.structure.columns
-        cross = mean[rows] * self.mean[columns] + mean[columns] * self.mean[rows]
+            moved = -2 * self._inverse_derivative(change)
+        cross = (self.outer(self.mean + mean) - self.outer(self.mean - mean)) / 2
         return Expectation(mean, self.structure.multiplicity * (moved + cross))
 
     def dual(self, direction: Natural) -> Expectation:
@@ -318,7 +332,7 @@ class SparseGaussian(Gaussian):
         return Expectation(self.solve(direction.first), weight * spread * direction.second)
 
     def flat_direction(self, hessian: Array, least: float) -> Array | None:
-        if factorise(self.structure, -hessian - least * self.precision) is not None:
+        if self._factorise(-hessian - least * self.precision) is not None:
             return None
         if self.dim <= _SMALL:
             root = self.unwhiten(np.eye(self.dim)) - self.mean
@@ -364,7 +378,7 @@ class SparseGaussian(Gaussian):
         """
         bare = self.mixed_precision(hessian, step_size)
         pivots = self.factor.pivots
-        raised = raised_diagonal(self.structure, bare, pivots, margin=margin, least=0.5, growth=0.5)
+        raised = self._raise(bare, pivots, margin=margin, least=0.5, growth=0.5)
         return np.full_like(bare, np.nan) if raised is None else raised
 
     def mix_clipped(
@@ -375,12 +389,9 @@ class SparseGaussian(Gaussian):
     def clip_precision(self, lowest: float, highest: float) -> Self:
         """Return the member itself where its eigenvalues lie in [lowest, highest]; else refuse."""
         within = self._from_diagonal(np.ones(self.dim))
-        if lowest > 0 and factorise(self.structure, self.precision - lowest * within) is None:
+        if lowest > 0 and self._factorise(self.precision - lowest * within) is None:
             raise _no_eigenvalues()
-        if (
-            np.isfinite(highest)
-            and factorise(self.structure, highest * within - self.precision) is None
-        ):
+        if np.isfinite(highest) and self._factorise(highest * within - self.precision) is None:
             raise _no_eigenvalues()
         return self
 

@@ -65,7 +65,7 @@ def find_pattern(product: Product, points: Array, rng: np.random.Generator) -> S
             return None
         if not _holds(product, points[i], structure, rng):
             other = _structure(_decode(product, points[i], rng))
-            structure = None if other is None else _union(structure, other)
+            structure = None if other is None else structure.union(other)
             if structure is None or not _holds(product, points[i], structure, rng):
                 return None
     if structure is None or Colouring(structure).count >= max(2, structure.dim):
@@ -89,11 +89,6 @@ def _structure(matrix: scipy.sparse.csr_array | None) -> Structure | None:
         return None
     rows, columns = matrix.nonzero()
     return Structure(matrix.shape[0], rows, columns)
-
-
-def _union(first: Structure, second: Structure) -> Structure:
-    rows = np.concatenate([first.rows, second.rows])
-    return Structure(first.dim, rows, np.concatenate([first.columns, second.columns]))
 
 
 def _products(product: Product, point: Array, vectors: Array) -> Array:

@@ -96,10 +96,24 @@ class Structure:
             and np.array_equal(self.columns, other.columns)
         )
 
+    def union(self, other: Structure) -> Structure:
+        """Structure of the sum of a matrix on this one and a matrix on the other."""
+        rows = np.concatenate([self.rows, other.rows])
+        return Structure(self.dim, rows, np.concatenate([self.columns, other.columns]))
+
+    def places(self, other: Structure) -> Integers:
+        """Where the values of another structure, a part of this one, stand among the values."""
+        mine, its = (part.columns * part.dim + part.rows for part in (self, other))
+        return np.searchsorted(mine, its)
+
     @property
     def diagonal(self) -> Integers:
         """Places of the diagonal entries among the values, (d,)."""
         return self.start[:-1]
+
+    def diagonal_of(self, values: Array) -> Array:
+        """Diagonals (..., d) of matrices of values (..., nnz)."""
+        return np.asarray(values[..., self.diagonal])
 
     @cached_property
     def multiplicity(self) -> Array:

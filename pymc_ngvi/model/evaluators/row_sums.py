@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators.base import Data, Evaluator
@@ -123,44 +125,51 @@ class RowSums(Evaluator):
         return self._together.evaluate_each(draws, data, hessian=hessian)
 
     def find_structure(self, points: Array, data: Data = ()) -> None:
-        """Read off where the Hessian has entries."""
+        """Read off where the Hessian has entries; only those of what is no sum are looked for."""
+        structure: Structure | None = self._evaluator(data).structure
         if self._rest is not None:
-            super().find_structure(points, data)
-            return
-        structure = self._evaluator(data).structure
-        self.structure = None if structure.is_full else structure
+            self._rest.find_structure(points, data)
+            of_rest = self._rest.structure
+            structure = None if of_rest is None else self._evaluator(data).structure.union(of_rest)
+        self.structure = None if structure is None or structure.is_full else structure
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
-        rows = self._evaluator(data)
-        found = Evaluation(*rows.hessians(draws))
-        rest = None if self._rest is None else self._rest.hessians(draws, data)
-        return self._joined(rows, found, rest, sparse)
+        return self._second_order(draws, data, sparse, None)
 
     def mean_hessians(
         self, draws: Array, data: Data = (), *, sets: int = 1, sparse: bool = False
     ) -> Evaluation:
         """Log density, gradient and the mean Hessian of each set, (sets, d, d) or (sets, nnz)."""
-        rows = self._evaluator(data)
-        found = Evaluation(*rows.mean_hessians(draws, sets))
-        rest = None if self._rest is None else self._rest.mean_hessians(draws, data, sets=sets)
-        return self._joined(rows, found, rest, sparse)
+        return self._second_order(draws, data, sparse, sets)
 
-    def _joined(
-        self, rows: RowEvaluator, found: Evaluation, rest: Evaluation | None, sparse: bool
-    ) -> Evaluation:
-        """Add sums over rows, with the values of their Hessians, and the rest."""
-        if rest is None and sparse:
+    def _second_order(self, draws: Array, data: Data, sparse: bool, sets: int | None) -> Evaluation:
+        """Evaluate Hessians, or the means of so many sets of them."""
+        rows = self._evaluator(data)
+        values = rows.hessians(draws) if sets is None else rows.mean_hessians(draws, sets)
+        found = Evaluation(*values)
+        whole = self.structure if sparse else None
+        found = replace(found, hessian=_spread(found.hessian, rows.structure, whole))
+        if self._rest is None:
             return found
-        assert found.hessian is not None
-        whole = replace(found, hessian=rows.structure.dense(found.hessian))
-        if rest is None:
-            return whole
-        whole = _sum(whole, rest)
-        if not sparse or self.structure is None or whole.hessian is None:
-            return whole
-        at = (..., self.structure.rows, self.structure.columns)
-        return replace(whole, hessian=whole.hessian[at])
+        rest = self._rest.hessians
+        if sets is not None:
+            rest = partial(self._rest.mean_hessians, sets=sets)
+        other = rest(draws, data, sparse=whole is not None)
+        if whole is not None and self._rest.structure is not None:
+            other = replace(other, hessian=_spread(other.hessian, self._rest.structure, whole))
+        return _sum(found, other)
+
+
+def _spread(values: Any, structure: Structure, whole: Structure | None) -> Array:
+    """Return values (..., nnz) as those on a whole structure, or as dense matrices without it."""
+    if whole is None:
+        return structure.dense(values)
+    if whole.has_places_of(structure):
+        return np.asarray(values)
+    spread = np.zeros((*values.shape[:-1], whole.nnz))
+    spread[..., whole.places(structure)] = values
+    return spread
 
 
 def _sum(first: Evaluation, second: Evaluation) -> Evaluation:

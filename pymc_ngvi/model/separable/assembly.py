@@ -82,6 +82,7 @@ def _dense_piece(first: RowVector, second: RowVector, same: bool) -> Piece:
         a, b = np.tril_indices(first.columns.size)
         rows, columns = first.columns[a], first.columns[b]
         return Piece(rows, columns, lambda w: gram(first.dense, w, first.dense)[a, b])
+    check_size(first.columns.size * second.columns.size)
     rows, columns, factor = _mirrored(first.columns, second.columns)
     return Piece(rows, columns, lambda w: gram(first.dense, w, second.dense).ravel() * factor)
 

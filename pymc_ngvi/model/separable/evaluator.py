@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.sparse import LowRankStructure, Structure
 from pymc_ngvi.core.target import averaging
 from pymc_ngvi.model.separable.assembly import Assembly, Piece, pieces_of, scalar_piece
 from pymc_ngvi.model.separable.functions import (
@@ -74,6 +74,8 @@ class BoundTerm:
         """Yield the blocks of the Hessian, with the pairs of elements that they belong to."""
         for pair in self.function.pairs:
             first, second = (self.vectors[element] for element in pair)
+            if first is second and first.is_wide:
+                continue
             if self.is_by_row(pair[1]) and not self.is_by_row(pair[0]):
                 yield pair, scalar_piece(first, second)
             else:
@@ -115,10 +117,25 @@ class RowEvaluator:
         for term in self._terms:
             _ = term.function.pairs
 
-    @property
+    @cached_property
+    def _wide(self) -> list[tuple[BoundTerm, tuple[Element, Element]]]:
+        """Pairs of a wide row vector with itself: of these only the weights are kept."""
+        return [
+            (term, (element, element))
+            for term in self._terms
+            for element, vector in term.vectors.items()
+            if vector.is_wide and (element, element) in term.function.pairs
+        ]
+
+    @cached_property
     def structure(self) -> Structure:
-        """Where the Hessian may differ from zero."""
-        return self._assembly.structure
+        """Where the Hessian may differ from zero; with rows of low rank where some are wide."""
+        if not self._wide:
+            return self._assembly.structure
+        rows = [term.vectors[first].matrix for term, (first, _) in self._wide]
+        return LowRankStructure(
+            self._assembly.structure, rows[0] if len(rows) == 1 else np.concatenate(rows)
+        )
 
     def log_density(self, draws: Array) -> Array:
         """Log densities (n,) at draws (n, d)."""
@@ -197,6 +214,10 @@ class RowEvaluator:
         for number, (term, pair, piece) in enumerate(self._pieces):
             weights = by_term[term].curvatures[pair][draw]
             self._assembly.add(number, piece.values(weights), to)
+        start = self._assembly.structure.nnz
+        for term, pair in self._wide:
+            to[start : start + term.n_rows] = by_term[term].curvatures[pair][draw]
+            start += term.n_rows
 
 
 def _multiply(term: BoundTerm, sheet: Sheet, vectors: Array, to: Array) -> None:

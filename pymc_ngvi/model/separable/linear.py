@@ -208,9 +208,10 @@ class LinearMap:
             if not columns.size:
                 continue
             check_size(len(matrix) * columns.size)
-            right = block[:, columns].toarray()
-            same = right.shape == (p, p) and (right == np.eye(p)).all()
-            designs.append(Design(matrix if same else matrix @ right, columns, width, output))
+            right = block[:, columns]
+            same = right.shape == (p, p) and (right != scipy.sparse.eye_array(p)).nnz == 0
+            product = matrix if same else np.asarray(matrix @ right)
+            designs.append(Design(product, columns, width, output))
         return LinearMap(shape, offset, empty, tuple(designs))
 
 

@@ -10,10 +10,14 @@ import numpy as np
 import scipy
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.separable.linear import LinearMap
+from pymc_ngvi.model.separable.linear import LinearMap, check_size
 
 # Columns of a sparse matrix that are so full, and at least so long, are kept dense.
 _FULL, _LONG = 0.25, 64
+
+# A row vector is wide if its rows depend on more components than this, and if there are fewer rows
+# by this factor, or so many components that their Hessian would take a large part of the memory.
+_WIDE, _NARROWER, _TOO_WIDE = 200, 4, 4000
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,22 @@ class RowVector:
     def used(self) -> np.ndarray:
         """Components that S depends on."""
         return np.unique(self.sparse.indices)
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether its rows depend on so many components that the square of them is too much."""
+        width = self.columns.size + int(np.diff(self.sparse.indptr).max(initial=0))
+        return width > _WIDE and (_NARROWER * len(self.offset) < width or width > _TOO_WIDE)
+
+    @property
+    def matrix(self) -> Array:
+        """D and S together, (r, d)."""
+        if self.columns.size == self.sparse.shape[1]:
+            return self.dense
+        check_size(self.sparse.shape[0] * self.sparse.shape[1])
+        whole = self.sparse.toarray()
+        whole[:, self.columns] += self.dense
+        return np.asarray(whole)
 
     def __call__(self, draws: Array) -> Array:
         """Values (n, r) at draws (n, d)."""

@@ -112,6 +112,7 @@ def _moments(posterior: Any) -> dict[str, dict[str, float]]:
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> process.Row:
     """Return the largest errors of means and standard deviations, and whose they are."""
+    theirs = {n: t for n, t in theirs.items() if t["sd"] > 0}  # the diagonal of correlations is not
     shift = {n: abs(ours[n]["mean"] - t["mean"]) / t["sd"] for n, t in theirs.items()}
     spread = {n: abs(ours[n]["sd"] / t["sd"] - 1) for n, t in theirs.items()}
     off = [sum(error > ALLOWED for error in errors.values()) for errors in (shift, spread)]

@@ -23,6 +23,9 @@ from pymc_ngvi.model.target import ModelTarget
 # Points tried for each start that is asked for, in search of a finite log density.
 _TRIES_PER_START = 20
 
+#: With more parameters no dense Hessian is formed where only its diagonal is wanted.
+MOST_FORMED = 1000
+
 
 @dataclass(frozen=True)
 class StateMaker:
@@ -82,13 +85,15 @@ class StateMaker:
                 continue
         return found
 
-    def _hessian(self, point: Array) -> Array:
-        """Hessian at a point, or its diagonal, as the family takes it."""
+    def _hessian(self, point: Array) -> Array | None:
+        """Hessian at a point, or its diagonal, as the family takes it; None where it costs much."""
         curvature = self.parts.family.curvature
         if self.has_hessians:
             evaluation = self.target.evaluate(point[np.newaxis], curvature)
             assert evaluation.hessian is not None
             return evaluation.hessian[0]
+        if curvature != "full" and self.target.dim > MOST_FORMED:
+            return None
         hessian = self.target.difference_hessian(point)
         return hessian if curvature == "full" else hessian.diagonal().copy()
 
@@ -161,6 +166,9 @@ def prepare(
     target.begin(rng, controlled=options.controlled)
     parts = options.parts
     has_hessians = parts.needs_hessian is not False and target.hessian_route != "none"
+    if has_hessians and parts.family.factorised and target.dim > MOST_FORMED:
+        # The diagonal alone would cost as much as the whole Hessian, unless that is sparse.
+        has_hessians = target.structure is not None or target.reads_batches
     maker = StateMaker(target, parts, has_hessians, starts[0], rng)
     states = _first_states(maker, options)
     states += [maker.at(start) for start in starts[1:]]

@@ -20,6 +20,7 @@ from pymc_ngvi.model.hessian import (
     Evaluate,
     HessianFallbackWarning,
     HessianUnavailableError,
+    Products,
     too_large_to_differentiate,
     verify,
 )
@@ -27,6 +28,9 @@ from pymc_ngvi.model.layout import Layout
 
 # Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
 _FEWEST_SPARSE = 50
+
+# Dense Hessians of more parameters are not formed only to be verified.
+_MOST_FORMED = 1000
 
 # The ways to evaluate draws, the fastest first.
 _KINDS: tuple[type[Evaluator], ...] = (RowSums, Batched, Looped)
@@ -247,11 +251,15 @@ def _evaluate_with(evaluator: Evaluator, data: Data) -> Evaluate:
     def evaluate(points: Array, curvature: str) -> Evaluation:
         if curvature == "none":
             return evaluator.gradient(points, data)
+        matrices: Any
+        if evaluator.structure is None and points.shape[1] > _MOST_FORMED:
+            matrices = [Products(evaluator, point, data) for point in points]
+            return replace(evaluator.gradient(points, data), hessian=matrices)
         if evaluator.structure is None:
             return evaluator.hessians(points, data)
         found = evaluator.hessians(points, data, sparse=True)
         assert found.hessian is not None
-        matrices: Any = [evaluator.structure.matrix(values) for values in found.hessian]
+        matrices = [evaluator.structure.matrix(values) for values in found.hessian]
         return replace(found, hessian=matrices)
 
     return evaluate

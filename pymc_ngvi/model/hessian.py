@@ -24,6 +24,9 @@ _MOST_OPERATIONS_IN_LOOPS = 500
 # How often a step of differences is made longer or shorter, each time by up to a factor of 1e4.
 _STEP_TRIALS = 30
 
+# Products with random signs that tell the sizes of a Hessian's entries.
+_PROBES = 8
+
 
 #: Evaluates points (n, d), with Hessians for "full" and without for "none".
 Evaluate: TypeAlias = Callable[[Array, str], Evaluation]
@@ -137,6 +140,49 @@ def verify(evaluate: Evaluate, x: Array, layout: Layout) -> bool:
             f"{difference[i]:.3g}: an operation's second derivative is wrong"
         )
     return True
+
+
+class Products:
+    """A Hessian that is known by its products with vectors, and is not formed.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    point : array, (d,)
+    data : tuple
+    """
+
+    def __init__(self, evaluator: Evaluator, point: Array, data: tuple[Any, ...]) -> None:
+        self._evaluator, self._point, self._data = evaluator, point, data
+        signs = np.random.default_rng(3).choice([-1.0, 1.0], (_PROBES, len(point)))
+        self._signs: Array = np.asarray(signs, float)
+
+    def _times(self, vectors: Array) -> Array:
+        points = np.tile(self._point, (len(vectors), 1))
+        found = self._evaluator.products(points, vectors, self._data).hessian
+        assert found is not None
+        return found
+
+    def __matmul__(self, vector: Array) -> Array:
+        return np.asarray(self._times(vector[np.newaxis])[0])
+
+    def diagonal(self) -> Array:
+        """Diagonal (d,), estimated by products with random signs."""
+        return np.asarray((self._signs * self._times(self._signs)).mean(axis=0))
+
+    def __abs__(self) -> _Sizes:
+        return _Sizes(self)
+
+
+class _Sizes:
+    """About the absolute values of the entries of a Hessian, in products with vectors."""
+
+    def __init__(self, hessian: Products) -> None:
+        self._hessian = hessian
+
+    def __matmul__(self, vector: Array) -> Array:
+        found = self._hessian._times(self._hessian._signs * vector)
+        return np.asarray(np.abs(found).max(axis=0))
 
 
 def _lengths(gradient: Array, curvature: Array) -> Array:

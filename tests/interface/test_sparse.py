@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -13,7 +14,9 @@ import pymc_ngvi as ngvi
 from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.core.families import FullGaussian, LowRankGaussian, SparseGaussian
 from pymc_ngvi.core.sparse import LowRankStructure
+from pymc_ngvi.interface import family
 from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.model.hessian import Products, verify
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVISparse
 from tests.conftest import fit
 
@@ -365,3 +368,65 @@ class TestLowRank:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 3e7
+
+
+def dense_of_one_sum(dim):
+    """A Hessian with all entries that is no sum over rows of affine vectors."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=dim)
+        pm.Potential("all", 0.1 * pt.log1p(pt.sum(pt.exp(-(x**2)))))
+    return model
+
+
+class TestLargeDense:
+    def test_what_does_not_fit_is_refused_before_it_is_allocated(self, monkeypatch):
+        monkeypatch.setattr(family, "_MATRICES", 10**6)
+        model = dense_of_one_sum(2000)
+        tracemalloc.start()
+        for options in ({"family": "fullrank"}, {}):
+            with pytest.raises(ValueError, match=r'2,000 parameters .* GB.*family="meanfield"'):
+                ngvi.NGVI(model=model, backend="interpreted", **options)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 3e7  # a single matrix takes 3.2e7
+
+    def test_mean_field_takes_gradients_alone(self):
+        approx = fit(dense_of_one_sum(1500), family="meanfield", accuracy=0.1)
+        assert approx.report.estimator == "stein"
+        assert approx.report.status == "converged"
+        np.testing.assert_allclose(approx.gaussian.mean, 0.0, atol=0.2)
+        np.testing.assert_allclose(approx.gaussian.variance, 1.0, atol=0.2)
+
+    def test_a_wrong_hessian_that_is_not_formed_is_seen(self):
+        target = compile_target(dense_of_one_sum(1500), backend="interpreted")
+        assert target.hessian_route != "none"
+        evaluator = target._functions._second
+        hessian = Products(evaluator, target.initial_point + 0.3, ())
+        direction = np.random.default_rng(0).standard_normal(1500)
+        step = 1e-5 * direction
+        ends = np.stack([hessian._point + step, hessian._point - step])
+        above, below = target.evaluate(ends, "none").gradient
+        np.testing.assert_allclose(hessian @ direction, (above - below) / 2e-5, atol=1e-6)
+
+        def wrong(points, curvature):
+            found = target.evaluate(points, "none")
+            if curvature == "none":
+                return found
+            doubled = [Products(evaluator, point, ()) for point in points]
+            for one in doubled:
+                one._times = lambda vectors, times=one._times: 2 * times(vectors)
+            return replace(found, hessian=doubled)
+
+        with pytest.raises(ArithmeticError, match="contradicts the gradient"):
+            verify(wrong, target.initial_point, target.layout)
+
+
+def test_batches_are_refused_with_the_way_out():
+    rng = np.random.default_rng(0)
+    group, y = pm.Minibatch(np.repeat(np.arange(60), 5), rng.normal(size=300), batch_size=50)
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1.0)
+        effect = pm.Normal("effect", 0.0, tau, shape=60)
+        pm.Normal("y", effect[group], 1.0, observed=y, total_size=300)
+    with pytest.raises(ValueError, match=r'it reads batches.*family="fullrank"'):
+        ngvi.NGVI(model=model, family="sparse")

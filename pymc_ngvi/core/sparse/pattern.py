@@ -30,6 +30,8 @@ _AT_ONCE = 8
 #: Up to this many columns that are left, or columns in all, are probed one by one: decoding would
 #: take as many products.
 _FEW, _SMALL = 3 * _BUCKETS, 256
+#: Products in all, at most: what they do not decode has hundreds of entries in most of its rows.
+_MOST_PRODUCTS = 1500
 #: Share of the open cells that a round decodes below which the next one takes twice the buckets.
 _LEAST_DECODED = 0.3
 #: Size of a rounding error, relative to the terms that were subtracted, and to its row.
@@ -110,14 +112,14 @@ def _products(product: Product, point: Array, vectors: Array) -> Array:
 def _decode(
     product: Product, point: Array, rng: np.random.Generator
 ) -> scipy.sparse.csr_array | None:
-    """Return the Hessian at a point; None where that takes as many products as columns."""
+    """Return the Hessian at a point; None where that takes too many products, or one a column."""
     dim = point.size
     known = scipy.sparse.csr_array((dim, dim))
     left, buckets, spent = np.arange(dim), _BUCKETS, 0
     while left.size:
         one_by_one = left.size <= _FEW or dim <= _SMALL
         cost = left.size if one_by_one else 3 * buckets
-        if spent + cost > dim:
+        if spent + cost > min(dim, _MOST_PRODUCTS):
             return None
         spent += cost
         if one_by_one:

@@ -7,7 +7,7 @@ import scipy
 
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import FullGaussian
-from pymc_ngvi.interface.remedies import find_held
+from pymc_ngvi.interface.nest import find_held
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.approximation import NGVINested
 from tests.conftest import fit

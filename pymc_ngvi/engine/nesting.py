@@ -147,6 +147,8 @@ class Nesting:
         near = [point.settled for point in points.values() if point.elbo > top - drop]
         complete = all(near) and self._has_room(points)
         axes = [sorted({index[axis] for index in points}) for axis in range(self._axes)]
+        if any(len(axis) == 1 for axis in axes):
+            raise DomainError("nested: the budget, or what can be fitted, leaves one point")
         box = list(itertools.product(*axes))
         self._fill(points, box, spacing)
         lowest = top - drop - FLOOR[self._axes - 1]

@@ -133,9 +133,10 @@ class Nester:
                 approx = None
             yield self._named(nesting), approx
             held = nesting.split.held
+            if held.size > 1 or self.evaluations >= self.fit.prepared.options.max_evaluations:
+                return
             with self._timed("fit"):
-                alone = held.size == 1
-                nesting = choose_held(ranked, self._begin, beside=held[0]) if alone else None
+                nesting = choose_held(ranked, self._begin, beside=held[0])
 
     @property
     def _layout(self) -> Layout:

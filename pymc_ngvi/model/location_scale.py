@@ -200,11 +200,11 @@ class Walk(Form):
         return 2.0 * self.scale(inputs) ** -2.0  # of a value between two others
 
     def scaled(self, value: Any, inputs: Inputs, k: Array) -> Any:
-        start = value[..., :1]
+        start = value[..., 0, np.newaxis]
         return start + (value - start) * pt.exp(self._log_factor(inputs, k))
 
     def unscaled(self, value: Any, inputs: Inputs, k: Array) -> Any:
-        start = value[..., :1]
+        start = value[..., 0, np.newaxis]
         return start + (value - start) * pt.exp(-self._log_factor(inputs, k))
 
     def log_determinant(self, value: Any, inputs: Inputs, k: Array) -> Any:

@@ -21,8 +21,8 @@ MOST_TRIED = 4
 #: Share of the draws of the rest that are effective, with components held in the middle: where one
 #: component leaves so many no pair is tried, and a choice that leaves fewer does not help.
 SUFFICIENT, LEAST = 0.7, 0.2
-#: Where a choice leaves so many, no other one is tried.
-CLEAR = 0.8
+#: Where a choice leaves so many, no other one is tried; of pairs, where it leaves so many.
+CLEAR, CERTAIN = 0.8, 0.95
 
 
 def curvature_changes(
@@ -96,19 +96,24 @@ def choose_held(
     tried = ranked[:MOST_TRIED]
     pairs = list(itertools.combinations(tried, 2))
     if beside is not None:
-        return _best([pair for pair in pairs if beside in pair], begin)[1]
+        return _best([pair for pair in pairs if beside in pair], begin, CERTAIN)[1]
     efficiency, single = _best([(one,) for one in tried], begin)
     if efficiency >= SUFFICIENT:
         return single
-    if single is not None:
-        (first,) = single.split.held
-        pairs.sort(key=lambda pair: first not in pair)
-    of_pair, pair = _best(pairs, begin)
+    # Any two that go on from the same one can leave the rest Gaussian in the middle: try them all.
+    first = tried[:1] if single is None else single.split.held.tolist()
+    with_first = [pair for pair in pairs if first[0] in pair]
+    of_pair, pair = _best(with_first, begin, CERTAIN)
+    if of_pair < SUFFICIENT:
+        others = [one for one in pairs if one not in with_first]
+        of_pair, pair = max((of_pair, pair), _best(others, begin), key=lambda found: found[0])
     return pair if of_pair > efficiency else single
 
 
 def _best(
-    choices: Sequence[Sequence[int]], begin: Callable[[Sequence[int]], Nesting]
+    choices: Sequence[Sequence[int]],
+    begin: Callable[[Sequence[int]], Nesting],
+    clear: float = CLEAR,
 ) -> tuple[float, Nesting | None]:
     """Return the first clear choice, or the best, with its efficiency; None below the least."""
     best: tuple[float, Nesting | None] = (LEAST, None)
@@ -118,6 +123,6 @@ def _best(
             found = nesting.middle().efficiency
         if found > best[0]:
             best = found, nesting
-        if found > CLEAR:
+        if found > clear:
             break
     return best

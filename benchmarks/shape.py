@@ -4,13 +4,17 @@
     python benchmarks/shape.py eight_schools --seeds 5
     python benchmarks/shape.py --cache FOLDER               # where draws of NUTS are kept
     python benchmarks/shape.py --picture                    # draw marginals of eight schools
+    python benchmarks/shape.py --needless --posteriordb PATH    # what models pay that need nothing
+    python benchmarks/shape.py --nuts                       # NUTS as it is, and from a fit
 
 The ways to fit are one Gaussian on the values as they are written (`plain`), one Gaussian on values
 that the fit chooses (`recentred`: ``remedy=None``), and the default call (`default`). Errors are
 against 4 chains of nutpie, over all components on the unconstrained scale: of means in standard
 deviations, of standard deviations as their ratio. Rows go to benchmarks/results/shape-LINE.csv;
-what is there already is not measured again.
-`python benchmarks/run.py table` writes the table.
+what is there already is not measured again. `--needless` counts evaluations of the default call
+and of one Gaussian on the values as they are, on regressions and on hierarchies with many rows;
+`--nuts` samples by PyMC's own NUTS, on the model as it is written and on what the fit has chosen.
+`python benchmarks/run.py table` writes the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import argparse
 import itertools
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,12 @@ COLUMNS = ("model", "way", "seed", "dim", "elbo", "elbo_se", "khat", "ess", "ver
 COLUMNS += ("evaluations", "gradients", "mean_error", "mean_worst", "sd_low", "sd_high", "worst")
 COLUMNS += ("worst_mean_error", "worst_sd_ratio", "warned", "notes", "build_s", "fit_s")
 COLUMNS += ("cpu_s", "nuts_s", "nuts_rhat", "nuts_ess", "nuts_divergences", "problem")
+NEEDLESS = ("model", "way", "seed", "evaluations", "gradients", "elbo", "khat", "warned", "notes")
+NEEDLESS += ("cpu_s", "problem")
+SAMPLED = ("model", "way", "seed", "divergences", "gradients", "ess", "ess_per_gradient", "rhat")
+SAMPLED += ("problem",)
+#: Regressions of posteriordb.
+REGRESSIONS = ("kidscore_momiq", "kilpisjarvi", "mesquite", "nes1972", "sblrc", "diamonds", "arK")
 DRAWS = 4000
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "eight_schools_shapes.png"
 NUTS = {"chains": 4, "draws": 2000, "tune": 1500, "target_accept": 0.95}
@@ -111,6 +121,61 @@ def measure(model: str, way: str, seed: int, cache: str) -> Iterator[process.Row
     yield {"nuts_s": nuts["seconds"].item()}
 
 
+def needless(model: str, way: str, seed: int, database: str) -> Iterator[process.Row]:
+    """Fit a model that needs nothing, and count evaluations."""
+    import posteriordb
+    import shape_models
+
+    import pymc_ngvi as ngvi
+
+    if model in shape_models.PLAIN:
+        built = shape_models.PLAIN[model]()
+    else:
+        built = posteriordb.POSTERIORS[model].model(posteriordb.find_database(database))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx = ngvi.NGVI(model=built, **WAYS[way]).fit(random_seed=seed, progressbar=False)
+    yield {
+        **{name: getattr(approx.report, name) for name in NEEDLESS[3:7]},
+        "warned": "+".join(sorted({w.category.__name__ for w in caught if "ngvi" in str(w)})),
+        "notes": "; ".join(approx.report.notes),
+    }
+
+
+def sampled(model: str, way: str, seed: int) -> Iterator[process.Row]:
+    """Sample a model by PyMC's NUTS, and count its gradients, those of tuning included."""
+    import arviz
+    import pymc as pm
+    import shape_models
+
+    import pymc_ngvi as ngvi
+
+    built = shape_models.MODELS[model]()
+    keywords: dict[str, Any] = {"chains": 2, "tune": 1000}
+    if way != "nuts":
+        fitted = ngvi.NGVI(model=built).fit(random_seed=seed, progressbar=False)
+        keywords = fitted.nuts_kwargs(chains=2, random_seed=seed)
+    with built:
+        data = pm.sample(
+            draws=1000,
+            cores=1,
+            random_seed=seed,
+            progressbar=False,
+            discard_tuned_samples=False,
+            **keywords,
+        )
+    summary = arviz.summary(data, var_names=[v.name for v in built.free_RVs], round_to="none")
+    steps = [data[name]["n_steps"].sum() for name in ("sample_stats", "warmup_sample_stats")]
+    gradients, ess = int(sum(steps)), float(summary["ess_bulk"].min())
+    yield {
+        "divergences": int(data["sample_stats"]["diverging"].sum()),
+        "gradients": gradients,
+        "ess": ess,
+        "ess_per_gradient": ess / gradients,
+        "rhat": float(summary["r_hat"].max()),
+    }
+
+
 def compared(draws: Any, exact: Any, layout: Any) -> process.Row:
     """Tell errors of means and sds, and those of the worst component by themselves."""
     import numpy as np
@@ -163,6 +228,33 @@ def picture(cache: str) -> None:
     figure.savefig(PICTURE, dpi=120)
 
 
+def answered(what: str, **case: Any) -> Iterator[process.Row]:
+    """Measure a case of one of the three kinds."""
+    return {"shape": measure, "needless": needless, "nuts": sampled}[what](**case)
+
+
+def count_needless(seeds: int, database: str | None, limit: float) -> None:
+    """Count evaluations of models that need nothing."""
+    table = process.Table("shape-needless", ("model", "way", "seed"), NEEDLESS)
+    models = (*REGRESSIONS, "intercepts_of_many_rows", "rates_of_many_counts")
+    for model, seed, way in itertools.product(models, range(1, seeds + 1), ("plain", "default")):
+        key = {"model": model, "way": way, "seed": seed}
+        if not table.has(**key):
+            case = {"what": "needless", **key, "database": database}
+            table.add(key | process.measure(__file__, case, limit=limit))
+
+
+def sample_by_nuts(seeds: int, limit: float) -> None:
+    """Sample two hierarchies by NUTS as it is, and from a fit."""
+    table = process.Table("shape-nuts", ("model", "way", "seed"), SAMPLED)
+    models, ways = ("eight_schools", "varying_intercepts"), ("nuts", "nuts from a fit")
+    for model, seed, way in itertools.product(models, range(1, seeds + 1), ways):
+        key = {"model": model, "way": way, "seed": seed}
+        if not table.has(**key):
+            case = {"what": "nuts", **key}
+            table.add(key | process.measure(__file__, case, limit=limit))
+
+
 def main() -> None:
     """Measure the models named, or all."""
     names = ("eight_schools", "poisson_hierarchy", "varying_intercepts", "meta_analysis")
@@ -177,24 +269,37 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
     parser.add_argument("--cache", default=str(Path(__file__).parent / ".cache" / "shape"))
     parser.add_argument("--picture", action="store_true", help="draw, and measure nothing")
+    parser.add_argument("--needless", action="store_true", help="models that need nothing")
+    parser.add_argument("--nuts", action="store_true", help="NUTS as it is, and from a fit")
+    process.add_posteriordb(parser)
     arguments = parser.parse_args()
     if arguments.picture:
         picture(arguments.cache)
-        return
+    elif arguments.needless:
+        count_needless(arguments.seeds, arguments.posteriordb, arguments.limit)
+    elif arguments.nuts:
+        sample_by_nuts(arguments.seeds, arguments.limit)
+    else:
+        unknown = [model for model in arguments.models if model not in names]
+        if unknown:
+            parser.error(f"no model is called {unknown[0]}; there are {', '.join(names)}")
+        measure_shapes(arguments.models or names, arguments)
+
+
+def measure_shapes(models: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Fit models in all ways, after NUTS where its draws are not kept yet."""
     Path(arguments.cache).mkdir(parents=True, exist_ok=True)
     table = process.Table("shape", ("model", "way", "seed"), COLUMNS)
-    for model in arguments.models or names:
-        if model not in names:
-            parser.error(f"no model is called {model}; there are {', '.join(names)}")
+    for model in models:
         if not Path(arguments.cache, f"{model}.npz").exists():
             case = {"model": model, "way": "nuts", "seed": 1, "cache": arguments.cache}
-            process.measure(__file__, case, limit=arguments.limit)
+            process.measure(__file__, {"what": "shape", **case}, limit=arguments.limit)
         for way, seed in itertools.product(arguments.ways, range(1, arguments.seeds + 1)):
             key = {"model": model, "way": way, "seed": seed}
             if not table.has(**key):
-                case = {**key, "cache": arguments.cache}
+                case = {"what": "shape", **key, "cache": arguments.cache}
                 table.add(key | process.measure(__file__, case, limit=arguments.limit))
 
 
 if __name__ == "__main__":
-    process.answer(measure) or main()
+    process.answer(answered) or main()

@@ -13,6 +13,8 @@ import pymc as pm
 import pytensor.tensor as pt
 
 MODELS: dict[str, Callable[[], pm.Model]] = {}
+#: Hierarchies with so many rows for each group that one Gaussian on the values as they are does.
+PLAIN: dict[str, Callable[[], pm.Model]] = {}
 
 #: Degrees of centring with which NUTS samples the reference.
 CENTRING: dict[str, dict[str, float]] = {
@@ -179,4 +181,41 @@ def beta_binomial() -> pm.Model:
         size = pm.LogNormal("size", 2.0, 1.0)
         rate = pm.Beta("rate", mean * size, (1 - mean) * size, shape=6)
         pm.Binomial("y", trials, rate, observed=successes)
+    return built
+
+
+def plain(build: Callable[[], pm.Model]) -> Callable[[], pm.Model]:
+    """Register a hierarchy that needs nothing, under the function's name."""
+    PLAIN[build.__name__] = build
+    return build
+
+
+@plain
+def intercepts_of_many_rows() -> pm.Model:
+    """Linear regression with 20 intercepts, from 50 rows each."""
+    rng = np.random.default_rng(10)
+    group = np.repeat(np.arange(20), 50)
+    x = rng.normal(size=group.size)
+    y = rng.normal(1.0, 1.0, 20)[group] + 0.7 * x + rng.normal(size=group.size)
+    with pm.Model() as built:
+        mu = pm.Normal("mu", 0.0, 2.0)
+        tau = pm.HalfNormal("tau", 2.0)
+        slope = pm.Normal("slope", 0.0, 2.0)
+        sigma = pm.HalfNormal("sigma", 2.0)
+        intercept = pm.Normal("intercept", mu, tau, shape=20)
+        pm.Normal("y", intercept[group] + slope * x, sigma, observed=y)
+    return built
+
+
+@plain
+def rates_of_many_counts() -> pm.Model:
+    """Poisson counts of 30 groups, 40 for each."""
+    rng = np.random.default_rng(11)
+    group = np.repeat(np.arange(30), 40)
+    counts = rng.poisson(np.exp(rng.normal(1.0, 0.6, 30))[group])
+    with pm.Model() as built:
+        mu = pm.Normal("mu", 0.0, 2.0)
+        tau = pm.HalfNormal("tau", 1.0)
+        rate = pm.Normal("rate", mu, tau, shape=30)
+        pm.Poisson("y", pt.exp(rate[group]), observed=counts)
     return built

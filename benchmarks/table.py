@@ -42,7 +42,9 @@ def write(results: Path) -> None:
         _untuned(read(results / "untuned-pymc6.csv")),
         _verdict(read(results / "verdict-pymc6.csv")),
         _families(read(results / "families-pymc6.csv")),
-        _shape(read(results / "shape-pymc6.csv")),
+        *[_shape(read(results / f"shape-pymc{line}.csv"), line) for line in (6, 5)],
+        _needless(read(results / "shape-needless-pymc6.csv")),
+        _sampled(read(results / "shape-nuts-pymc6.csv")),
         *_subsampling(results),
         *_distributed(results),
         *waits.sections(results),
@@ -55,18 +57,21 @@ def _share(rows: Sequence[Row]) -> str:
     return f"{warned} of {len(rows)}" if warned else "none"
 
 
-def _shape(rows: list[Row]) -> str:
+def _shape(rows: list[Row], line: int) -> str:
     if not rows:
         return ""
     lines = []
     for (model, way), found in groups(rows, "model", "way").items():
         if not numbers(found, "mean_worst"):
-            lines.append((model, way, next(row["problem"][:60] for row in found), *[""] * 9))
+            lines.append(
+                (model, way, len(found), next(row["problem"][:60] for row in found), *[""] * 9)
+            )
             continue
         lines.append(
             (
                 model,
                 way,
+                len(numbers(found, "elbo")),
                 f"{median(numbers(found, 'elbo')):.2f}",
                 f"{median(numbers(found, 'khat')):.2f}",
                 f"{median(_effective(found)):.0%}",
@@ -79,19 +84,62 @@ def _shape(rows: list[Row]) -> str:
                 small(median(numbers(found, "nuts_s"))),
             )
         )
-    header = ("model", "way", "ELBO", "k-hat", "effective", "evaluations", "worst mean")
+    header = ("model", "way", "seeds", "ELBO", "k-hat", "effective", "evaluations", "worst mean")
     header += ("sds", "worst component", "warned", "CPU s", "NUTS s")
-    seeds = len({row["seed"] for row in rows})
-    return f"""## Posteriors that are not one Gaussian, PyMC 6
+    return f"""## Posteriors that are not one Gaussian, PyMC {line}
 
-`python benchmarks/shape.py`, {seeds} seed{"s" if seeds > 1 else ""}: one Gaussian on the model as
-it is written (`plain`), one on values that the fit chooses (`recentred`: `remedy=None`), and the
-default call (`default`), each in a fresh process. Rows of `remedy` are the default call of an
-earlier revision, which chose otherwise what to nest in. Errors are those of 4,000 draws against
-4 x 2,000 draws of nutpie, over all components on the unconstrained scale: the largest error of a
-mean, in standard deviations, and the smallest and the largest ratio
-of standard deviations. CPU seconds are those of the whole process, imports and building included;
+`python benchmarks/shape.py`, medians of so many seeds: one Gaussian on the model as it is written
+(`plain`), one on values that the fit chooses (`recentred`: `remedy=None`), and the default call
+(`default`), each in a fresh process. Evaluations are those of all that was tried. Errors are those
+of 4,000 draws against 4 x 2,000 draws of nutpie, over all components on the unconstrained scale:
+the largest error of a mean, in standard deviations, and the smallest and the largest ratio of
+standard deviations. CPU seconds are those of the whole process, imports and building included;
 seconds of NUTS are those of compiling and sampling, on one core of a machine that was not quiet.
+
+{markdown(header, lines)}"""
+
+
+def _needless(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    lines = []
+    for (model,), found in groups(rows, "model").items():
+        by_way = {way: found for (way,), found in groups(found, "way").items()}
+        counts = [numbers(by_way.get(way, []), "evaluations") for way in ("plain", "default")]
+        if all(counts):
+            before, after = map(median, counts)
+            seeds = len(counts[1])
+            lines.append((model, seeds, f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}"))
+    header = ("model", "seeds", "one Gaussian", "default call", "ratio")
+    return f"""### What models pay that need none of it
+
+`python benchmarks/shape.py --needless`: evaluations of `remedy=None, reparametrize=False` and of
+the default call, on regressions of posteriordb and two hierarchies with many rows for each group.
+
+{markdown(header, lines)}"""
+
+
+def _sampled(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        (
+            model,
+            way,
+            len(found),
+            f"{median(numbers(found, 'divergences')):.0f}",
+            f"{median(numbers(found, 'gradients')):,.0f}",
+            f"{median(numbers(found, 'ess')):.0f}",
+            f"{1000 * median(numbers(found, 'ess_per_gradient')):.2g}",
+        )
+        for (model, way), found in groups(rows, "model", "way").items()
+    ]
+    header = ("model", "way", "seeds", "divergences", "gradients", "ESS", "ESS per 1,000 gradients")
+    return f"""### NUTS on the values of a fit
+
+`python benchmarks/shape.py --nuts`: PyMC's NUTS, 2 chains of 1,000 draws, on the model as it is
+written with 1,000 tuning steps, and with `approx.nuts_kwargs()`. Gradients are those of tuning and
+drawing, and not those of the fit; ESS is the smallest in bulk.
 
 {markdown(header, lines)}"""
 

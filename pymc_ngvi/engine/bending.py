@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from pymc_ngvi.errors import DomainError, NonFiniteError
 #: Draws of Hessians to either side.
 DRAWS = 16
 #: Components, at most, that are tried.
-MOST_TRIED = 3
+MOST_TRIED = 4
 #: Share of the draws of the rest that are effective, with components held in the middle: where one
-#: component leaves so many it suffices, and where two leave fewer they do not help either.
-SUFFICIENT, LEAST = 0.5, 0.2
-#: Where one leaves so many, no other one is tried.
-CLEAR = 0.8
+#: component leaves so many no pair is tried, and a choice that leaves fewer does not help.
+SUFFICIENT, LEAST = 0.7, 0.2
+#: Where a choice leaves so many, no other one is tried; of pairs, where it leaves so many.
+CLEAR, CERTAIN = 0.8, 0.95
 
 
 def curvature_changes(
@@ -68,34 +68,17 @@ def curvature_changes(
     return [value if np.isfinite(value) else 0.0 for value in found]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which components to hold, and what it took to find that.
-
-    Attributes
-    ----------
-    nesting : Nesting or None
-        The fit that holds them, begun in the middle; None where no choice would do.
-    evaluations, gradients : int
-        What was spent on others.
-    """
-
-    nesting: Nesting | None
-    evaluations: int
-    gradients: int
-
-
 def choose_held(
     ranked: Sequence[int],
     begin: Callable[[Sequence[int]], Nesting],
     *,
     beside: int | None = None,
-) -> Choice:
+) -> Nesting | None:
     """Choose one or two components such that the rest is close to a Gaussian, given them.
 
     The rest is fitted with a component held at its mean, and judged by the importance ratios of
-    draws from that fit. Where no single component suffices, pairs with the best one are tried. So a
-    posterior that no grid would straighten is told from others by a few small fits.
+    draws from that fit. Where no single component suffices, pairs are tried, those with the best
+    one first. So a posterior that no grid would straighten is told from others by a few small fits.
 
     Parameters
     ----------
@@ -105,35 +88,42 @@ def choose_held(
         ``begin(held)`` returns the nested fit that would hold these.
     beside : int, optional
         A component that has proved not to suffice: choose another one to hold beside it.
-    """
-    tried: list[tuple[float, Nesting]] = []
 
-    def efficiency(held: Sequence[int]) -> float:
-        nesting, found = begin(held), 0.0
+    Returns
+    -------
+    Nesting or None
+        The nested fit, begun in the middle; None where no choice would do.
+    """
+    tried = ranked[:MOST_TRIED]
+    pairs = list(itertools.combinations(tried, 2))
+    if beside is not None:
+        return _best([pair for pair in pairs if beside in pair], begin, CERTAIN)[1]
+    efficiency, single = _best([(one,) for one in tried], begin)
+    if efficiency >= SUFFICIENT:
+        return single
+    # Any two that go on from the same one can leave the rest Gaussian in the middle: try them all.
+    first = tried[:1] if single is None else single.split.held.tolist()
+    with_first = [pair for pair in pairs if first[0] in pair]
+    of_pair, pair = _best(with_first, begin, CERTAIN)
+    if of_pair < SUFFICIENT:
+        others = [one for one in pairs if one not in with_first]
+        of_pair, pair = max((of_pair, pair), _best(others, begin), key=lambda found: found[0])
+    return pair if of_pair > efficiency else single
+
+
+def _best(
+    choices: Sequence[Sequence[int]],
+    begin: Callable[[Sequence[int]], Nesting],
+    clear: float = CLEAR,
+) -> tuple[float, Nesting | None]:
+    """Return the first clear choice, or the best, with its efficiency; None below the least."""
+    best: tuple[float, Nesting | None] = (LEAST, None)
+    for held in choices:
+        nesting, found = begin(sorted(held)), 0.0
         with contextlib.suppress(NonFiniteError, DomainError, np.linalg.LinAlgError):
             found = nesting.middle().efficiency
-        tried.append((found, nesting))
-        return found
-
-    if beside is None:
-        for one in ranked[:MOST_TRIED]:
-            if efficiency([one]) > CLEAR:
-                break
-    chosen = max(tried, key=lambda pair: pair[0], default=None)
-    if chosen is not None and chosen[0] < SUFFICIENT:
-        beside = int(chosen[1].split.held[0])
-    if beside is not None:
-        for one in ranked[:MOST_TRIED]:
-            if one != beside and efficiency(sorted([beside, one])) > CLEAR:
-                break
-        chosen = max(tried, key=lambda pair: pair[0], default=None)
-    good = chosen is not None and chosen[0] >= (
-        SUFFICIENT if len(chosen[1].split.held) == 1 else LEAST
-    )
-    kept = chosen[1] if chosen is not None and good else None
-    others = [nesting for _, nesting in tried if nesting is not kept]
-    return Choice(
-        kept,
-        sum(nesting.evaluations for nesting in others),
-        sum(nesting.gradients for nesting in others),
-    )
+        if found > best[0]:
+            best = found, nesting
+        if found > clear:
+            break
+    return best

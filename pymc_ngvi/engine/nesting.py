@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from pymc_ngvi.core.sparse.structure import Structure
 from pymc_ngvi.engine.automatic import Engine
 from pymc_ngvi.engine.level import level
 from pymc_ngvi.engine.problem import Problem, Size
+from pymc_ngvi.engine.walking import Index, Point, Points, neighbours, walk
 from pymc_ngvi.errors import DomainError, NonFiniteError
 
 #: The walk ends where the conditional ELBO is this much below its top, in nats, for one and for two
@@ -44,11 +45,21 @@ SPACING = (0.6, 0.9)
 MOST_POINTS = (60, 160)
 #: Draws of log densities alone that give the conditional ELBO.
 ELBO_DRAWS = 256
+#: Draws of them where the Gaussians of neighbours are compared, far from the top.
+_FILLING_DRAWS = 64
 #: Draws on which the rest is fitted at a point that has a neighbour to start from, for one and for
 #: two axes.
 DRAWS = (64, 32)
 #: Evaluations of a fit at a point, at most.
 MOST_EVALUATIONS = 4000
+#: Half as many are taken where the conditional ELBO is expected so far below its top, in nats.
+_LOW = 3.0
+#: A point was foreseen if its conditional ELBO and its Gaussian are as close, in nats, to those
+#: that go on in a straight line from the points before it; for each nat below the top, so much
+#: more.
+FORESEEN = 0.05
+#: How far a line through two points is followed, in multiples of their distance.
+_FARTHEST = 2.1
 #: Fits at most, in each direction, that find out how far a standard deviation is.
 _PROBES = 6
 #: A fall of the conditional ELBO between these, in nats, tells that.
@@ -56,30 +67,7 @@ _TELLING = (0.5, 4.0)
 #: Points of the grid that are kept in any case.
 _FEWEST = 4
 
-Index: TypeAlias = tuple[int, ...]
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of the grid.
-
-    Attributes
-    ----------
-    q : Gaussian
-        Fit of the rest.
-    elbo : float
-        Conditional ELBO; minus infinity where the fit failed.
-    efficiency : float
-        Share of draws from it that are effective, by their importance ratios.
-    settled : bool
-        Whether the fit came to its end.
-    """
-
-    q: Gaussian
-    elbo: float
-    efficiency: float
-    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,15 +138,18 @@ class Nesting:
 
     def fit(self) -> NestedFit:
         """Walk outwards from the mean, and join what is found."""
-        axes = range(self._axes)
-        spacing = np.array([self._spacing(axis) for axis in axes])
-        points = _without_failed(self._walk(spacing))
+        spacing, drop = self._spacing(), DROP[self._axes - 1]
+        found = walk(
+            self._axes, lambda index: self._fit(_place(index, spacing)), self._has_room, drop
+        )
+        points = _without_failed(found)
         top = max(point.elbo for point in points.values())
-        drop = DROP[self._axes - 1]
         near = [point.settled for point in points.values() if point.elbo > top - drop]
-        complete = all(near) and not self._spent(points)
-        low, high = np.min(list(points), axis=0), np.max(list(points), axis=0)
-        box = list(itertools.product(*(range(a, b + 1) for a, b in zip(low, high, strict=True))))
+        complete = all(near) and self._has_room(points)
+        axes = [sorted({index[axis] for index in points}) for axis in range(self._axes)]
+        if any(len(axis) == 1 for axis in axes):
+            raise DomainError("nested: the budget, or what can be fitted, leaves one point")
+        box = list(itertools.product(*axes))
         self._fill(points, box, spacing)
         lowest = top - drop - FLOOR[self._axes - 1]
         elbos = np.array([max(points[index].elbo, lowest) for index in box])
@@ -166,58 +157,58 @@ class Nesting:
             self.split,
             self._centre,
             self._scale,
-            [spacing[axis] * np.arange(low[axis], high[axis] + 1) for axis in axes],
-            elbos.reshape(high - low + 1),
+            [_place(axis, sides) for axis, sides in zip(axes, spacing, strict=True)],
+            elbos.reshape([len(axis) for axis in axes]),
             [points[index].q for index in box],
         )
         return NestedFit(distribution, len(self._found), self.evaluations, self.gradients, complete)
 
-    def _spacing(self, axis: int) -> float:
-        """Distance of neighbours along an axis, by how fast the conditional ELBO falls."""
+    def _spacing(self) -> Array:
+        """Distances (k, 2) of neighbours along each axis, below the centre and above it.
+
+        On a single axis they may differ, and what was fitted to find them are points of the grid.
+        """
+        probed = np.array([self._probe(axis) for axis in range(self._axes)])
+        distances, deviations = probed[..., 0], probed[..., 1]
+        wanted = SPACING[self._axes - 1] * deviations
+        if self._axes > 1:
+            return np.repeat(wanted.mean(axis=1, keepdims=True), 2, axis=1)
+        return np.asarray(distances / np.maximum(np.round(distances / wanted), 1))
+
+    def _probe(self, axis: int) -> list[tuple[float, float]]:
+        """Fit below the centre and above it, where the conditional ELBO tells the scale.
+
+        Returns
+        -------
+        list of tuple
+            Of either side the distance, and that of one standard deviation.
+        """
         direction = np.eye(self._axes)[axis]
         top = self._fit(0 * direction).elbo
-        deviations = []
-        for sign in (1.0, -1.0):
-            distance, shortest, longest, fall = 1.0, 0.0, np.inf, np.nan
-            for _ in range(_PROBES):
+        found = []
+        for sign in (-1.0, 1.0):
+            distance, shortest, longest = 1.0, 0.0, np.inf
+            for left in range(_PROBES, 0, -1):
                 elbo = self._fit(sign * distance * direction).elbo
                 top, fall = max(top, elbo), top - elbo
+                if _TELLING[0] <= fall <= _TELLING[1] or left == 1:
+                    break
                 if fall > _TELLING[1]:
                     longest = distance
-                    distance = (shortest + longest) / 2
-                elif fall < _TELLING[0]:
-                    shortest = distance
-                    distance = 2 * distance if longest == np.inf else (shortest + longest) / 2
                 else:
-                    break
+                    shortest = distance
+                distance = 2 * distance if longest == np.inf else (shortest + longest) / 2
             # Of a Gaussian the fall is half the square of the distance in standard deviations.
             fall = min(max(fall, _TELLING[0]), _TELLING[1])
-            deviations.append(distance / np.sqrt(2 * fall))
-        return float(SPACING[self._axes - 1] * np.mean(deviations))
+            found.append((distance, distance / float(np.sqrt(2 * fall))))
+        return found
 
-    def _walk(self, spacing: Array) -> dict[Index, Point]:
-        """Fit outwards from the centre, until the conditional ELBO has fallen; best first."""
-        start = (0,) * spacing.size
-        open_points = {start: np.inf}
-        points: dict[Index, Point] = {}
-        top = -np.inf
-        while open_points and not self._spent(points):
-            index = max(open_points, key=lambda one: open_points[one])
-            if open_points.pop(index) < top - DROP[self._axes - 1]:
-                continue
-            point = points[index] = self._fit(spacing * index)
-            top = max(top, point.elbo)
-            for neighbour in _neighbours(index):
-                if neighbour not in points:
-                    open_points[neighbour] = max(point.elbo, open_points.get(neighbour, -np.inf))
-        return points
+    def _has_room(self, points: Points) -> bool:
+        """Whether there may be more points."""
+        few = len(points) < MOST_POINTS[self._axes - 1]
+        return few and self.evaluations < self.max_evaluations
 
-    def _spent(self, points: dict[Index, Point]) -> bool:
-        """Whether there is no room for more points."""
-        many = len(points) >= MOST_POINTS[self._axes - 1]
-        return many or self.evaluations >= self.max_evaluations
-
-    def _fill(self, points: dict[Index, Point], box: list[Index], spacing: Array) -> None:
+    def _fill(self, points: Points, box: list[Index], spacing: Array) -> None:
         """Give the points of the box that the walk did not reach the best Gaussian of a neighbour.
 
         Where the rest is wide at one neighbour and narrow at another, only one of them fits.
@@ -225,10 +216,10 @@ class Nesting:
         while missing := [index for index in box if index not in points]:
             reached = {}
             for index in missing:
-                target = self._target(spacing * index)
-                near = [points[n].q for n in _neighbours(index) if n in points]
+                target = self._target(_place(index, spacing))
+                near = [points[n].q for n in neighbours(index) if n in points]
                 if near:
-                    found = [self._point(target, q) for q in near]
+                    found = [self._point(target, q, self._z[:_FILLING_DRAWS]) for q in near]
                     reached[index] = max(found, key=lambda point: point.elbo)
             points |= reached
 
@@ -240,29 +231,40 @@ class Nesting:
         target = self._target(t)
         problem = replace(self.problem, target=target, projection=Identity())
         engine = Engine(problem, MOST_EVALUATIONS, np.random.default_rng(self._seed))
-        start = self._start(t)
+        start, expected = self._start(t)
+        top = max((point.elbo for _, point in self._found), default=-np.inf)
+        draws = DRAWS[self._axes - 1] // (2 if expected < top - _LOW else 1)
         state, q, settled = State(start), start, False
         with contextlib.suppress(NonFiniteError, DomainError):
             if not self._found:
                 state = _ended(engine.warm_up(state, MOST_EVALUATIONS))
-            size = Size(problem.rounded(DRAWS[self._axes - 1], start))
+            size = Size(problem.rounded(draws, start))
             steps = level(engine.budget, engine.secants, state, size, MOST_EVALUATIONS)
             ended = _ended(steps)
             q, settled = ended.state.q, ended.settled
         self.evaluations += engine.evaluations
         self.gradients += engine.gradients
-        point = self._point(target, q, settled=settled)
+        point = self._point(target, q, self._z, settled=settled)
+        close = FORESEEN * (1 + max(top - point.elbo, 0.0))
+        if settled and abs(point.elbo - expected) < close:
+            point = replace(point, foreseen=q.kl(start) < close)
         self._found.append((t, point))
         return point
 
-    def _start(self, t: Array) -> Gaussian:
-        fitted = [(known, point) for known, point in self._found if np.isfinite(point.elbo)]
+    def _start(self, t: Array) -> tuple[Gaussian, float]:
+        """Return the Gaussian to start from, and the conditional ELBO to expect, if any."""
+        good = [(known, point) for known, point in self._found if point.settled]
+        fitted = good or [one for one in self._found if np.isfinite(one[1].elbo)]
         if not fitted:
-            return self.q.conditional(self.split, self._values(t))
-        nearest, point = min(fitted, key=lambda pair: float(np.square(pair[0] - t).sum()))
-        opposite = [one.q for known, one in fitted if np.allclose(known, 2 * nearest - t)]
-        # The means go on in a straight line.
-        return point.q.with_mean(2 * point.q.mean - opposite[0].mean) if opposite else point.q
+            return self.q.conditional(self.split, self._values(t)), np.nan
+        nearest, point = min(fitted, key=lambda pair: _distance(pair[0], t))
+        behind = [one for one in fitted if _follows(one[0], nearest, t)]
+        if not behind:
+            return point.q, np.nan
+        before, other = min(behind, key=lambda pair: _distance(pair[0], nearest))
+        share = _distance(nearest, t) / _distance(before, nearest)
+        expected = point.elbo + share * (point.elbo - other.elbo)
+        return point.q.continued(other.q, share), expected
 
     def _values(self, t: Array) -> Array:
         return np.asarray(self._centre + self._scale @ t)
@@ -270,10 +272,10 @@ class Nesting:
     def _target(self, t: Array) -> Conditional:
         return Conditional(self.problem.target, self.split, self._values(t), self._structure)
 
-    def _point(self, target: Conditional, q: Gaussian, *, settled: bool = False) -> Point:
-        self.gradients += len(self._z)
+    def _point(self, target: Conditional, q: Gaussian, z: Array, *, settled: bool = False) -> Point:
+        self.gradients += len(z)
         with np.errstate(over="ignore", invalid="ignore"):
-            ratios = target.log_density(q.unwhiten(self._z)) - q.log_density_whitened(self._z)
+            ratios = target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
         if not np.isfinite(ratios).all():
             return Point(q, -np.inf, 0.0, settled)
         weights = np.exp(ratios - ratios.max())
@@ -281,7 +283,24 @@ class Nesting:
         return Point(q, float(ratios.mean()), efficiency, settled)
 
 
-def _without_failed(points: dict[Index, Point]) -> dict[Index, Point]:
+def _place(index: Sequence[int], spacing: Array) -> Array:
+    """Return where points are, by the distances of neighbours below and above the centre."""
+    steps = np.asarray(index)
+    return np.asarray(steps * np.where(steps < 0, spacing[..., 0], spacing[..., 1]))
+
+
+def _distance(one: Array, other: Array) -> float:
+    return float(np.linalg.norm(one - other))
+
+
+def _follows(first: Array, second: Array, third: Array) -> bool:
+    """Whether the third point is on the line from the first to the second, and not far beyond."""
+    step, further = second - first, third - second
+    share = float(step @ further) / max(float(step @ step), np.finfo(float).tiny)
+    return 0 < share < _FARTHEST and np.allclose(share * step, further)
+
+
+def _without_failed(points: Points) -> Points:
     """Leave out fits far from the top that no step could improve.
 
     Where the scale of the rest is so small that its precision is lost in rounding, the Gaussians of
@@ -308,11 +327,6 @@ def _ended(iterations: Generator[Any, None, Value]) -> Value:
     for _ in running:
         pass
     return running.value
-
-
-def _neighbours(index: Index) -> Iterator[Index]:
-    for axis, step in itertools.product(range(len(index)), (1, -1)):
-        yield (*index[:axis], index[axis] + step, *index[axis + 1 :])
 
 
 def _covariance(q: Gaussian, split: Split) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +175,7 @@ class Fit:
         if self.search is None or not self.history:  # nothing to go on from but the start
             self.run(n, progress)
         else:
+            self._ending = None
             self._complete(self.search.engine.refine(self.state, n), progress)
         self.tell()
 
@@ -247,8 +249,10 @@ class Fit:
             return Verdict()
         try:
             prepared, spent = self.prepared, result.state.evaluations
+            # What follows a pause is the same whether the fit was judged in it or not.
+            rng = copy.deepcopy(prepared.rng) if self.paused else prepared.rng
             with shield.lifted():
-                return judge(prepared.target, result.q, prepared.rng, spent=spent)
+                return judge(prepared.target, result.q, rng, spent=spent)
         except (Exception, KeyboardInterrupt) as error:
             return Verdict(problem=first_line(error))
 

@@ -20,6 +20,7 @@ from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.interface.family import choose_family
 from pymc_ngvi.interface.fit import Fit, PyMCCallback
+from pymc_ngvi.interface.nest import find_held
 from pymc_ngvi.interface.options import Options, Run, check_compilation, split_keywords
 from pymc_ngvi.interface.prepare import Prepared, prepare
 from pymc_ngvi.interface.progress import ProgressBar
@@ -28,7 +29,6 @@ from pymc_ngvi.interface.remedies import (
     FIRST_ACCURACY,
     FIRST_EVALUATIONS,
     Remedies,
-    find_held,
     when_to_pause,
 )
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts

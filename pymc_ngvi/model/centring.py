@@ -3,13 +3,15 @@ r"""Partial centring: other unconstrained values, on which a posterior is more G
 A variable :math:`\theta` with location m and scale s that depend on other variables of the model
 can be replaced, component by component, by
 
-.. math:: y = (\theta - k\,m) / s^k, \qquad \theta = k\,m + s^k\,y, \qquad k = 1 - \lambda.
+.. math:: y = (\theta - m) / s^{1 - \lambda} + \lambda\,m, \qquad
+          \theta = m + s^{1 - \lambda}\,(y - \lambda\,m).
 
 With :math:`\lambda = 1` this is the variable itself, which is called centred, and with
 :math:`\lambda = 0` the non-centred form, whose prior does not depend on other variables. Components
 that the data say much about are best centred, those that they say little about non-centred. For a
 variable on the log scale, such as a log-normal, :math:`\log\theta` takes the place of
-:math:`\theta`.
+:math:`\theta`. The form is that of Gorinova, Moore and Hoffman (2020): it is the distance from the
+location that is scaled, so that nothing depends on where the origin is.
 
 In PyMC this is a transform of the variable's value. :func:`recentred` returns a model of the same
 variables with other transforms: what a user computes of the variables is not affected.
@@ -18,33 +20,21 @@ variables with other transforms: what a user computes of the variables is not af
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pymc
 import pytensor.tensor as pt
-from pymc.distributions.continuous import HalfCauchyRV, HalfStudentTRV
 from pymc.distributions.transforms import LogTransform
 from pymc.logprob.transforms import Transform
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.basic import (
-    CauchyRV,
-    ExponentialRV,
-    GumbelRV,
-    HalfNormalRV,
-    LaplaceRV,
-    LogisticRV,
-    LogNormalRV,
-    NormalRV,
-    StudentTRV,
-)
 
 from pymc_ngvi.arguments import did_you_mean, told
 from pymc_ngvi.core.families import Gaussian, standard_normal
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.location_scale import FORMS, Form
 from pymc_ngvi.model.vectorised import DrawFunction
 
 Degrees = dict[str, Array]
@@ -55,64 +45,28 @@ _DRAWS = 200
 _SMALL, _LARGE = 0.2, 0.7
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Which parameters of a distribution are location and scale; None stands for none."""
-
-    location: int | None
-    scale: int
-    log: bool = False  # of the logarithm of the variable
-
-
-_FORMS = {
-    CauchyRV: _Form(0, 1),
-    GumbelRV: _Form(0, 1),
-    LaplaceRV: _Form(0, 1),
-    LogisticRV: _Form(0, 1),
-    NormalRV: _Form(0, 1),
-    StudentTRV: _Form(1, 2),
-    LogNormalRV: _Form(0, 1, log=True),
-    # The logarithm of these has the logarithm of their scale as its location.
-    ExponentialRV: _Form(None, 0, log=True),
-    HalfCauchyRV: _Form(None, 0, log=True),
-    HalfNormalRV: _Form(None, 1, log=True),
-    HalfStudentTRV: _Form(None, 1, log=True),
-}
-
-
 class Centring(Transform):
-    r"""The transform to :math:`y = (\theta - k\,m) / s^k`.
+    r"""The transform to :math:`y = A_k^{-1}\,(\theta - m) + \lambda\,m`, with k = 1 - lambda.
 
     Parameters
     ----------
-    form : _Form
+    form : Form
+        Has the location m, and the map :math:`A_k` that scales the distance from it.
     degree : array
-        The degree :math:`\lambda = 1 - k` of centring, of the shape of the variable, or a number.
+        The degree :math:`\lambda` of centring, of the shape of the variable, or a number.
     """
 
     name = "centring"
 
-    def __init__(self, form: _Form, degree: Array) -> None:
-        self.form = form
-        self.k = np.asarray(1 - degree, dtype=degree.dtype)
-
-    def location_scale(self, inputs: Any) -> tuple[Any, Any]:
-        """Return location and scale, from the inputs of the variable's node."""
-        _rng, _size, *parameters = inputs
-        scale = parameters[self.form.scale]
-        if self.form.location is not None:
-            return parameters[self.form.location], scale
-        return (pt.log(scale), pt.ones(())) if self.form.log else (pt.zeros(()), scale)
-
-    def _shift_and_log_factor(self, inputs: Any) -> tuple[Any, Any]:
-        location, scale = self.location_scale(inputs)
-        return self.k * location, self.k * pt.log(scale)
+    def __init__(self, form: Form, degree: Array) -> None:
+        self.form, self.degree = form, degree
+        self._k = np.asarray(1 - degree, degree.dtype)
 
     def forward(self, value: Any, *inputs: Any) -> Any:
         """Return y for a value of the variable."""
-        shift, log_factor = self._shift_and_log_factor(inputs)
+        location = self.form.location(inputs, value)
         value = pt.log(value) if self.form.log else value
-        return (value - shift) * pt.exp(-log_factor)
+        return self.form.unscaled(value - location, inputs, self._k) + self.degree * location
 
     def backward(self, value: Any, *inputs: Any) -> Any:
         """Return the variable for a value y."""
@@ -120,14 +74,14 @@ class Centring(Transform):
         return pt.exp(own) if self.form.log else own
 
     def log_jac_det(self, value: Any, *inputs: Any) -> Any:
-        """Logarithm of the derivative of the variable by y, for each component."""
-        log_factor = pt.zeros_like(value) + self._shift_and_log_factor(inputs)[1]
-        return log_factor + self._own(value, inputs) if self.form.log else log_factor
+        """Logarithm of the determinant of the derivative of the variable by y."""
+        found = self.form.log_determinant(value, inputs, self._k)
+        return found + self._own(value, inputs) if self.form.log else found
 
     def _own(self, value: Any, inputs: Any) -> Any:
         """Return the variable, or its logarithm."""
-        shift, log_factor = self._shift_and_log_factor(inputs)
-        return shift + value * pt.exp(log_factor)
+        location = self.form.location(inputs, value)
+        return location + self.form.scaled(value - self.degree * location, inputs, self._k)
 
 
 def candidates(model: pymc.Model, *, factorised: bool) -> list[str]:
@@ -148,8 +102,9 @@ def candidates(model: pymc.Model, *, factorised: bool) -> list[str]:
         form = _form_of(model, variable)
         if form is None:
             continue
-        location, scale = Centring(form, np.ones(())).location_scale(variable.owner.inputs)
-        if free.intersection(ancestors([location, scale] if factorised else [scale])):
+        inputs = variable.owner.inputs
+        scale, location = [form.scale(inputs)], [form.location(inputs, variable.type())]
+        if free.intersection(ancestors(scale + location if factorised else scale)):
             found.append(variable.name)
     return found
 
@@ -162,7 +117,7 @@ def check_degrees(model: pymc.Model, degrees: Mapping[str, Any]) -> Degrees:
     ValueError
         A variable cannot be recentred, or a degree is not a number from 0 to 1.
     """
-    return {name: _checked(name, degree, _find(model, name)[0]) for name, degree in degrees.items()}
+    return {name: _checked(name, degree, *_find(model, name)) for name, degree in degrees.items()}
 
 
 def recentred(model: pymc.Model, degrees: Mapping[str, Any]) -> pymc.Model:
@@ -186,7 +141,7 @@ def recentred(model: pymc.Model, degrees: Mapping[str, Any]) -> pymc.Model:
     values, transforms = dict(model.rvs_to_values), dict(model.rvs_to_transforms)
     for name, degree in degrees.items():
         variable, form = _find(model, name)
-        transform = Centring(form, _checked(name, degree, variable))
+        transform = Centring(form, _checked(name, degree, variable, form))
         value = transform.forward(variable, *variable.owner.inputs).type()
         value.name = f"{name}_{transform.name}__"
         values[variable], transforms[variable] = value, transform
@@ -199,7 +154,7 @@ def recentred_draws(model: pymc.Model, layout: Layout, degrees: Degrees, draws: 
     """Return draws (n, d) of the values of a model as values of its recentred model."""
     changed = [(name, *_find(model, name)) for name in degrees]
     outputs = [
-        Centring(form, _checked(name, degrees[name], v)).forward(v, *v.owner.inputs)
+        Centring(form, _checked(name, degrees[name], v, form)).forward(v, *v.owner.inputs)
         for name, v, form in changed
     ]
     computed = _at_draws(model, layout, outputs, draws)
@@ -226,16 +181,14 @@ def propose_degrees(
     """
     draws = q.unwhiten(standard_normal(_DRAWS, q.dim, np.random.default_rng(0), antithetic=True))
     variables = [_find(model, name) for name in names]
-    scales = [
-        Centring(form, np.ones(())).location_scale(v.owner.inputs)[1] for v, form in variables
-    ]
-    computed = _at_draws(model, layout, scales, draws)
+    precisions = [form.precision(variable.owner.inputs) for variable, form in variables]
+    computed = _at_draws(model, layout, precisions, draws)
     precision = q.precision.diagonal() if q.precision.ndim == 2 else q.precision
     slots = {slot.variable: slot for slot in layout}
     degrees = {}
-    for name, scale in zip(names, computed, strict=True):
-        prior = np.mean(np.asarray(scale, float) ** -2, axis=0)
-        share = prior / precision[slots[name].where].reshape(slots[name].shape)
+    for name, (_, form), prior in zip(names, variables, computed, strict=True):
+        own = precision[slots[name].where].reshape(slots[name].shape)
+        share = form.agreed(np.mean(np.asarray(prior, float), axis=0) / own)
         share = np.where(share < _SMALL, 0.0, np.where(share > _LARGE, 1.0, share))
         if share.any():
             degrees[name] = 1 - share
@@ -265,17 +218,17 @@ def _at_draws(
     return function(list(layout.unflatten(draws).values()))
 
 
-def _form_of(model: pymc.Model, variable: Variable) -> _Form | None:
+def _form_of(model: pymc.Model, variable: Variable) -> Form | None:
     """Return the form of a variable, None where it has none or another transform."""
-    form = _FORMS.get(type(variable.owner.op)) if variable.owner else None
+    form = FORMS.get(type(variable.owner.op)) if variable.owner else None
     transform = model.rvs_to_transforms[variable]
-    if form is None:
+    if form is None or not form.applies(variable):
         return None
     usual = isinstance(transform, LogTransform) if form.log else transform is None
     return form if usual else None
 
 
-def _find(model: pymc.Model, name: str) -> tuple[Variable, _Form]:
+def _find(model: pymc.Model, name: str) -> tuple[Variable, Form]:
     free = {variable.name: variable for variable in model.free_RVs}
     if name not in free:
         hint = did_you_mean(name, free, f"; it has {sorted(free)}")
@@ -289,15 +242,17 @@ def _find(model: pymc.Model, name: str) -> tuple[Variable, _Form]:
     return free[name], form
 
 
-def _checked(name: str, degree: Any, variable: Variable) -> Array:
+def _checked(name: str, degree: Any, variable: Variable, form: Form) -> Array:
     try:
         array = np.asarray(degree, dtype=variable.dtype)
         valid = bool(np.all((array >= 0) & (array <= 1))) and array.ndim <= variable.ndim
+        valid = valid and form.takes(array)
     except (TypeError, ValueError, OverflowError):
         valid = False
     if not valid:
         raise ValueError(
             f"reparametrize: the degree of centring of {name} must be a number from 0 "
-            f"(non-centred) to 1 (centred), or an array of them, got {told(degree)}"
+            f"(non-centred) to 1 (centred), or an array of them (one for each random walk), got "
+            f"{told(degree)}"
         )
     return array

@@ -474,3 +474,30 @@ def test_the_member_to_start_from_has_the_absolute_curvature(family):
     deviations = np.array([np.nan, 0.5])
     q = family.from_curvature(np.array([1.0, 2.0]), given, deviations=deviations)
     assert q.variance[1] == pytest.approx(0.25)
+
+
+def test_full_members_go_on_along_coefficients_and_log_scales():
+    """Where both are straight lines, as in a funnel, the next member is exact."""
+    rng = np.random.default_rng(3)
+    unit, slope = np.tril(rng.normal(size=(2, 4, 4)), -1)
+    bend, start, way = rng.normal(size=(3, 4))
+
+    def at(t):
+        factor = (np.eye(4) + unit + t * slope) * np.exp(t * bend)
+        return FullGaussian.from_mean_precision(start + t * way, factor @ factor.T)
+
+    found = at(0.5).continued(at(0.0), 0.8)
+    np.testing.assert_allclose(found.mean, at(0.9).mean)
+    np.testing.assert_allclose(found.precision, at(0.9).precision)
+
+
+def test_independent_members_go_on_along_log_scales():
+    first = DiagonalGaussian.from_mean_variance([0.0, 1.0], [1.0, 4.0])
+    second = DiagonalGaussian.from_mean_variance([1.0, 1.0], [2.0, 1.0])
+    found = second.continued(first, 2.0)
+    np.testing.assert_allclose(found.mean, [3.0, 1.0])
+    np.testing.assert_allclose(found.variance, [8.0, 1 / 16])
+    far = second.continued(first, 100.0)
+    np.testing.assert_allclose(
+        far.variance, [2.0 * 100, 1.0 / 100]
+    )  # scales change tenfold at most

@@ -124,10 +124,9 @@ def test_components_are_held_that_make_the_rest_gaussian():
     def begin(held):
         return Nesting(problem, poor_start(5), Split(5, held), np.random.default_rng(1))
 
-    choice = choose_held([1, 0, 2], begin)
-    assert choice.nesting.split.held.tolist() == [0]
-    assert choice.evaluations > 0  # the first of the list was tried, and is not what bends
-    assert choose_held([], begin).nesting is None
+    assert choose_held([1, 0, 2], begin).split.held.tolist() == [0]  # the first does not bend
+    assert choose_held([1, 0, 2], begin, beside=2).split.held.tolist() == [0, 2]
+    assert choose_held([], begin) is None
 
 
 class SparseFunnel(Funnel):

@@ -162,6 +162,48 @@ def test_the_user_may_say_how():
         fit(schools(), reparametrize="yes")
 
 
+def vectors():
+    y = np.random.default_rng(1).multivariate_normal([0, 0], [[1.2, 0.3], [0.3, 1.2]], size=6)
+    with pm.Model(coords={"group": range(6), "effect": ["a", "b"]}) as model:
+        s = pm.HalfNormal("s", 1.0)
+        cov = s**2 * np.array([[1.0, 0.5], [0.5, 1.0]])
+        theta = pm.MvNormal("theta", np.zeros(2), cov=cov, dims=("group", "effect"))
+        pm.Normal("y", theta, 1.0, observed=y)
+    return model
+
+
+def walk():
+    rng = np.random.default_rng(2)
+    y = np.cumsum(rng.normal(0, 0.1, 30)) + rng.normal(0, 1, 30)
+    with pm.Model(coords={"time": range(30)}) as model:
+        s = pm.HalfNormal("s", 1.0)
+        start = pm.Normal.dist(0.0, 1.0)
+        theta = pm.GaussianRandomWalk("theta", 0.0, s, init_dist=start, dims="time")
+        pm.Normal("y", theta, 1.0, observed=y)
+    return model
+
+
+def autoregression():
+    y = np.random.default_rng(2).normal(0, 1, 20)
+    with pm.Model(coords={"time": range(20)}) as model:
+        s = pm.HalfNormal("s", 1.0)
+        start = pm.Normal.dist(0.0, 1.0)
+        theta = pm.AR("theta", [0.7], sigma=s, init_dist=start, dims="time", steps=19)
+        pm.Normal("y", theta, 1.0, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("build", [vectors, walk, autoregression])
+def test_the_elbo_rises_where_non_centring_helps(build):
+    model = build()
+    options = {"accuracy": 0.1, "max_evaluations": 1500}
+    recentred, plain = (fit(model, reparametrize=how, **options) for how in ("auto", False))
+    assert recentred.report.notes[0].startswith("theta: non-centred")
+    assert recentred.report.elbo > plain.report.elbo + 0.5
+    theta = recentred.sample(10, random_seed=1)["posterior"]["theta"]
+    assert theta.dims[2:] == model.named_vars_to_dims["theta"]
+
+
 def test_what_needs_no_change_is_not_changed():
     approx = fit(many_rows(), accuracy=0.1)
     plain = fit(many_rows(), accuracy=0.1, reparametrize=False)

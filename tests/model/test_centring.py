@@ -31,6 +31,39 @@ LOCATION_SCALE = {
     "half_cauchy": lambda m, s: pm.HalfCauchy("theta", s, shape=3),
 }
 POSITIVE = {"lognormal", "exponential", "half_normal", "half_student", "half_cauchy"}
+CORRELATION = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.5], [-0.2, 0.5, 1.5]])
+START = pm.Normal.dist(0.0, 2.0)
+#: Variables whose components belong together, with what a map of degree 0 multiplies volumes by,
+#: relative to a power of s.
+TOGETHER = {
+    "covariance": (lambda m, s: pm.MvNormal("theta", m, cov=s**2 * CORRELATION, shape=3), 3),
+    "factor": (
+        lambda m, s: pm.MvNormal("theta", m, chol=s * np.linalg.cholesky(CORRELATION), shape=3),
+        3,
+    ),
+    "vectors": (
+        lambda m, s: pm.MvNormal("theta", m * np.ones(2), cov=s**2 * np.eye(2), shape=(3, 2)),
+        6,
+    ),
+    "walk": (lambda m, s: pm.GaussianRandomWalk("theta", m, s, init_dist=START, steps=2), 2),
+    "walks": (
+        lambda m, s: pm.GaussianRandomWalk("theta", m, s, init_dist=START, shape=(2, 3)),
+        4,
+    ),
+    "student_walk": (
+        lambda m, s: pm.RandomWalk(
+            "theta",
+            innovation_dist=pm.StudentT.dist(nu=4, mu=m, sigma=s),
+            init_dist=START,
+            steps=2,
+        ),
+        2,
+    ),
+    "autoregression": (
+        lambda m, s: pm.AR("theta", rho=[0.5], sigma=s, init_dist=START, shape=3),
+        3,
+    ),
+}
 DEGREES = np.array([0.0, 0.3, 1.0])
 
 
@@ -63,7 +96,7 @@ def test_values_and_densities_are_those_of_the_model(kind):
     values, same = before(draws, rng), after(moved, rng)
     for name in ("m", "s", "theta", "twice"):
         np.testing.assert_allclose(same[name], values[name])
-    # By the change of variables: theta, or its logarithm, is m k + s^k y with k = 1 - degree.
+    # By the change of variables: theta, or its logarithm, is m + s^k (y - (1 - k) m).
     location_only = kind in POSITIVE - {"lognormal"}
     scale = 0.0 if location_only else np.log(values["s"]) * (1 - DEGREES).sum()
     expected = before.log_density(draws) + scale
@@ -80,6 +113,86 @@ def test_the_non_centred_value_has_a_prior_of_its_own(kind):
     values = [other.rvs_to_values[v] for v in other.free_RVs]
     function = pytensor.function(values, gradients, on_unused_input="ignore")
     np.testing.assert_allclose(function(0.3, -0.4, np.array([0.1, 1.0, -0.7])), 0, atol=1e-12)
+
+
+def together(kind):
+    with pm.Model() as model:
+        m = pm.Normal("m", 0.0, 1.0)
+        s = pm.HalfNormal("s", 1.0)
+        theta = TOGETHER[kind][0](m, s)
+        pm.Deterministic("twice", 2 * theta)
+        pm.Normal("y", theta, 1.0, observed=np.full(tuple(theta.shape.eval()), 0.5))
+    return model
+
+
+@pytest.mark.parametrize("degree", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_components_that_belong_together(kind, degree):
+    """The density of the values is that of the variables times the change of volume."""
+    model = together(kind)
+    other = recentred(model, {"theta": degree})
+    layout, rng = layout_of(model), np.random.default_rng(0)
+    draws = draws_of(layout)
+    moved = recentred_draws(model, layout, {"theta": degree}, draws)
+    before, after = DrawTransform(model, layout), DrawTransform(other, layout_of(other))
+    values, same = before(draws, rng), after(moved, rng)
+    for name in ("m", "s", "theta", "twice"):
+        np.testing.assert_allclose(same[name], values[name], rtol=1e-10, atol=1e-12)
+    # The map is linear in theta: its determinant is that of differences along the axes.
+    volumes = [_log_volume(model, layout, degree, draw) for draw in draws]
+    expected = before.log_density(draws) - volumes
+    np.testing.assert_allclose(after.log_density(moved), expected, rtol=1e-10)
+    if degree == 0:
+        change = np.diff(np.array(volumes) + TOGETHER[kind][1] * np.log(values["s"]))
+        np.testing.assert_allclose(change, 0, atol=1e-8)
+    if degree == 1:
+        np.testing.assert_allclose(moved, draws)
+
+
+def _log_volume(model, layout, degree, draw):
+    """Logarithm of the determinant of the map from the variable's values to recentred ones."""
+    (slot,) = (slot for slot in layout if slot.variable == "theta")
+    moves = np.vstack([np.zeros(layout.dim), np.eye(layout.dim)[slot.start : slot.stop]])
+    moved = recentred_draws(model, layout, {"theta": degree}, draw + moves)[:, slot.where]
+    return np.linalg.slogdet(moved[1:] - moved[0])[1]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TOGETHER if kind != "autoregression"])
+def test_what_belongs_together_has_a_prior_of_its_own(kind):
+    """The non-centred values do not depend on location and scale, given the start of a walk."""
+    model = together(kind)
+    other = recentred(model, {"theta": 0.0})
+    prior = other.logp(vars=[other["theta"]], sum=True)
+    parents = [other.rvs_to_values[other[name]] for name in ("m", "s")]
+    gradients = pytensor.grad(prior, parents, disconnected_inputs="ignore")
+    values = [other.rvs_to_values[v] for v in other.free_RVs]
+    function = pytensor.function(values, gradients, on_unused_input="ignore")
+    size = tuple(model["theta"].shape.eval())
+    point = np.random.default_rng(2).standard_normal(size)
+    np.testing.assert_allclose(function(0.3, -0.4, point), 0, atol=1e-10)
+
+
+def test_walks_have_one_degree_and_steps_of_one_kind():
+    model = together("walk")
+    with pytest.raises(ValueError, match="one for each random walk"):
+        recentred(model, {"theta": [0.0, 0.5, 1.0]})
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0, shape=3)
+        pm.GaussianRandomWalk("uneven", 0.0, s, init_dist=START, steps=3)
+        pm.AR("constant", [0.1, 0.5], sigma=s[0], constant=True, init_dist=START, shape=3)
+        pm.MvNormal("by_precision", np.zeros(2), tau=np.eye(2) / s[0], shape=(4, 2))
+    assert candidates(model, factorised=True) == []
+    assert candidates(together("walk"), factorised=False) == ["theta"]
+
+
+def test_nothing_depends_on_the_origin():
+    model = hierarchy()
+    layout, degree = layout_of(model), {"theta": DEGREES}
+    draws = draws_of(layout)
+    shift = np.array([7.0, 0.0, 7.0, 7.0, 7.0])  # of the location and all that is around it
+    moved = recentred_draws(model, layout, degree, draws + shift)
+    expected = recentred_draws(model, layout, degree, draws) + shift * [1, 1, *DEGREES]
+    np.testing.assert_allclose(moved, expected)
 
 
 def test_the_given_model_is_not_touched():

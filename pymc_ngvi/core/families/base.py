@@ -37,6 +37,9 @@ from pymc_ngvi.core.families.parameters import (
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.structure import Structure
 
+#: Factor by which scales change at most, where they go on from one member to the next.
+_MOST_SCALING = 10.0
+
 
 class Gaussian(Distribution):
     """One member of a Gaussian exponential family.
@@ -62,6 +65,11 @@ class Gaussian(Distribution):
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"{name}(dim={self.dim}, log_det_precision={self.log_det_precision:.6g})"
+
+    @property
+    def can_be_nested(self) -> bool:
+        """Whether some components can be held, and a Gaussian of the others be fitted."""
+        return self.has_mean and self.has_triangular_root
 
     @property
     def kind(self) -> str:
@@ -346,6 +354,19 @@ class Gaussian(Distribution):
         pull = self.precision[np.ix_(rest, held)] @ (values - self.mean[held])
         member = type(self).from_mean_precision(self.mean[rest], precision)
         return member.with_mean(member.mean - member.solve(pull))
+
+    def continued(self, before: Self, share: float) -> Self:
+        """Go on from an earlier member through this one, by a share of the way between them.
+
+        Means go on in a straight line. A family that can also lets scales go on, on the log scale,
+        and the coefficients by which components follow from each other.
+        """
+        return self.with_mean(self.mean + share * (self.mean - before.mean))
+
+    @staticmethod
+    def _scaling(before: Array, after: Array, share: float) -> Array:
+        """Factors by which scales change, that have changed from `before` to `after`."""
+        return np.clip((after / before) ** share, 1 / _MOST_SCALING, _MOST_SCALING)
 
     # Both parameters, both ways.
 

@@ -127,6 +127,10 @@ class FactorisedGaussian(Gaussian):
     def conditional(self, split: Split, values: Array) -> Self:
         return type(self)(self.mean[split.rest], self._precision[split.rest])
 
+    def continued(self, before: Self, share: float) -> Self:
+        scale = self._scaling(before.root_diagonal, self.root_diagonal, share)
+        return super().continued(before, share).with_precision(self._precision / scale**2) or self
+
     def score_whitened(self, z: Array) -> Array:
         return -z * np.sqrt(self._precision)
 

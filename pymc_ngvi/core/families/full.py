@@ -120,6 +120,14 @@ class FullGaussian(Gaussian):
     def root_diagonal(self) -> Array:
         return np.asarray(1 / self.factor.diagonal())
 
+    def continued(self, before: Self, share: float) -> Self:
+        first, second = before.factor.diagonal(), self.factor.diagonal()
+        unit = self.factor / second  # with a diagonal of ones, as that of `before`
+        unit += share * (unit - before.factor / first)
+        factor = unit * second * self._scaling(first, second, share)
+        mean = self.mean + share * (self.mean - before.mean)
+        return type(self)(mean, factor @ factor.T, factor)
+
     def kl(self, other: Self) -> float:
         # tr(P_other Sigma) = |inv(L) L_other|^2, and both log-determinants are known.
         ratio = solve_lower(self.factor, other.factor)

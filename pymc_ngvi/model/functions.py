@@ -18,8 +18,8 @@ from pymc_ngvi.model.evaluators import (
     Batched,
     Data,
     Evaluator,
-    LoopOverDrawsError,
     Looped,
+    LoopOverDrawsError,
     RowSums,
 )
 from pymc_ngvi.model.graph import Graph

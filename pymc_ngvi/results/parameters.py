@@ -48,8 +48,10 @@ SEEN_TAIL, UNSEEN_TAIL = 0.5, 0.7
 _FALSE_ALARM = 0.05
 
 #: Columns of the table, after its index, the name of the component.
-COLUMNS = ("variable", "mean", "sd", "shift", "shift_error", "sd_ratio", "sd_ratio_error")
-COLUMNS += ("sd_khat",)
+COLUMNS = (
+    *("variable", "mean", "sd", "shift", "shift_error"),
+    *("sd_ratio", "sd_ratio_error", "sd_khat"),
+)
 
 #: A block of antithetic draws: values (2m, p), of which the last m are the partners of the first m.
 Block = tuple[Array, Array]
@@ -198,7 +200,7 @@ def severity(table: pandas.DataFrame) -> Array:
         least = (estimate - error) / limit
         chance = estimate <= many * error
         found.append(np.where(chance, np.minimum(least, 1), least))
-    # Where the draws do not reach all of a tail, its estimate is a bound, and its error is of no use.
+    # Where draws do not reach all of a tail, its estimate is a bound, and its error of no use.
     khat = np.nan_to_num(table["sd_khat"].to_numpy(), nan=0.0)
     lowered = np.interp(khat, [SEEN_TAIL, UNSEEN_TAIL], [MOST_SPREAD, MOST_SPREAD / 2])
     unseen = (khat > SEEN_TAIL) & ~chance

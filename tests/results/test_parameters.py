@@ -121,7 +121,9 @@ def test_less_is_enough_where_the_tail_is_beyond_the_draws():
     assert list(checks.index[severity(checks) > 1]) == ["hardly_seen", "unseen"]
 
 
-@pytest.mark.parametrize(("degrees", "variance"), [(4, 1.0), (5, 1.0), (8, 0.8), (8, 1.1), (30, 0.9)])
+@pytest.mark.parametrize(
+    ("degrees", "variance"), [(4, 1.0), (5, 1.0), (8, 0.8), (8, 1.1), (30, 0.9)]
+)
 def test_students_of_which_a_fifth_of_the_sd_is_missing_are_told_from_others(degrees, variance):
     """By the weights alone, 3 in 100 of the bad ones would be called off, and none of the others.
 

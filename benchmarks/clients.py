@@ -195,6 +195,68 @@ def r2d2m2cp() -> Fits:
 
 
 @client
+def statespace() -> Fits:
+    """Local level with measurement error, 60 points, by the Kalman filter of pymc-extras."""
+    from pymc_extras.statespace import structural
+
+    rng = np.random.default_rng(11)
+    y = np.cumsum(rng.normal(0, 0.3, 60)) + rng.normal(0, 0.5, 60)
+    level = structural.LevelTrend(order=1, innovations_order=1, name="level")
+    built = (level + structural.MeasurementError(name="error")).build(verbose=False)
+    with pm.Model(coords=built.coords) as model:
+        pm.Normal("initial_level", 0, 2, dims=built.param_dims["initial_level"])
+        pm.HalfNormal("sigma_level", 1, dims=built.param_dims["sigma_level"])
+        pm.HalfNormal("sigma_error", 1)
+        pm.Deterministic("P0", pt.eye(1), dims=built.param_dims["P0"])
+        built.build_statespace_graph(y[:, np.newaxis])
+    return of_model(model, "pymc-extras")
+
+
+@client
+def causalpy() -> Fits:
+    """Synthetic control: one unit as a weighted sum of five others, 60 points before an event."""
+    import causalpy as cp
+    import pandas as pd
+
+    rng = np.random.default_rng(12)
+    controls = rng.normal(size=(80, 5)).cumsum(axis=0)
+    treated = controls @ [0.5, 0.3, 0.2, 0.0, 0.0] + rng.normal(0, 0.3, 80)
+    treated[60:] += 2.0
+    data = pd.DataFrame(controls, columns=list("abcde")).assign(treated=treated)
+
+    class Fitter(cp.pymc_models.WeightedSumFitter):
+        """CausalPy's own, with another line for the posterior."""
+
+        by: Callable[[pm.Model], Any]
+
+        def fit(self, X: Any, y: Any, coords: Any = None) -> Any:
+            self.priors = {**self.priors_from_data(X, y), **self.priors}
+            self.build_model(X, y, coords)
+            with self:
+                self.idata = self.by(self)
+                self.idata.extend(pm.sample_prior_predictive(random_seed=1))
+                self.idata.extend(pm.sample_posterior_predictive(self.idata, progressbar=False))
+            return self.idata
+
+    approximations = []
+
+    def by_ngvi(model: pm.Model) -> Any:
+        approximations.append(pm.fit(method="ngvi", model=model, **FIT))
+        return approximations[-1].sample(DRAWS, random_seed=1)
+
+    def experiment(by: Callable[[pm.Model], Any]) -> Any:
+        fitter = type("Fitter", (Fitter,), {"by": staticmethod(by)})()
+        units = {"control_units": list("abcde"), "treated_units": ["treated"]}
+        return cp.SyntheticControl(data, 60, model=fitter, **units).model.idata
+
+    return Fits(
+        lambda: (experiment(by_ngvi), approximations[-1])[::-1],
+        lambda: experiment(lambda model: pm.sample(model=model, **NUTS)),
+        ("CausalPy", "pymc"),
+    )
+
+
+@client
 def gp_latent() -> Fits:
     """Poisson counts whose log rate is a latent Gaussian process."""
     return of_model(latent_process())

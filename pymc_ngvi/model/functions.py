@@ -14,7 +14,14 @@ from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators import Batched, Data, Evaluator, Looped, RowSums
+from pymc_ngvi.model.evaluators import (
+    Batched,
+    Data,
+    Evaluator,
+    Looped,
+    LoopOverDrawsError,
+    RowSums,
+)
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.hessian import (
     Evaluate,
@@ -111,7 +118,8 @@ class Functions:
             # An operation that does not vectorise, or has no second derivative, may raise anything.
             except Exception as error:
                 reason = first_line(error)
-                if kind is not RowSums:  # that there are no sums over rows is no news
+                # That there are no sums over rows, or that a loop is a loop, is no news.
+                if kind is not RowSums and not isinstance(error, LoopOverDrawsError):
                     _tell(kind, reason)
             else:
                 self.route = Route(kind.name, verified)

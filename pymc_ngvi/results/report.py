@@ -88,7 +88,8 @@ class Report:
         What importance weights say of each parameter, unconstrained and, where it is transformed,
         on its own scale: `mean` and `sd` of the fit; `shift`, the posterior's mean less that of the
         fit, in the posterior's standard deviations; `sd_ratio`, the sd of the fit as a share of
-        the posterior's; and their Monte-Carlo standard errors `shift_error` and `sd_ratio_error`.
+        the posterior's; and their Monte-Carlo standard errors `shift_error` and `sd_ratio_error`;
+        `sd_khat`, for parameters that look narrow, the k-hat of what draws contribute to their sd.
         Empty where the fit was not judged. To be trusted as far as the weights, by k-hat.
     """
 

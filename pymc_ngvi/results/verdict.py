@@ -23,7 +23,9 @@ from pymc_ngvi.results.parameters import (
     describe,
     empty_table,
     make_table,
+    narrow,
     severity,
+    spread_khat,
     worst,
 )
 
@@ -44,6 +46,8 @@ LEAST_EFFICIENCY = 0.2
 FULL_EFFICIENCY = 0.95
 #: Where fewer are, a thousand draws may miss the tail that would tell of a bad fit.
 CLEAR_EFFICIENCY = 0.8
+#: Of so many parameters at most, those that look narrowest, the tails are looked at.
+_TAILS = 50
 #: Numbers in the draws that are held at a time.
 _NUMBERS = 2**21
 
@@ -247,6 +251,11 @@ class FreshDraws:
             parts.append(fresh_log_ratios(log_density, self.q, rng, 2 * size).reshape(2, size))
             self._pairs.append(size)
         self._log_ratios = np.concatenate(parts, axis=1)
+        return self.log_ratios
+
+    @property
+    def log_ratios(self) -> Array:
+        """Log p - log q (n,) at all draws."""
         return self._log_ratios.ravel()
 
     def weighed(self, log_weights: Array) -> Iterator[Block]:
@@ -287,6 +296,15 @@ def check_parameters(
     labels = [slot.label(i) for slot in slots for i in range(slot.size)]
     variables = [slot.variable for slot in slots for _ in range(slot.size)]
     table = make_table(labels, variables, columns)
+    looked_at = np.flatnonzero(narrow(table))
+    looked_at = looked_at[np.argsort(columns["sd_ratio"][looked_at])[:_TAILS]]
+    if looked_at.size:
+        parts = [np.hstack([x, own(x)])[:, looked_at] for x, _ in fresh.weighed(log_weights)]
+        # As the ratios are: first the first draws of all pairs, then their partners.
+        halves = [part.reshape(2, -1, looked_at.size) for part in parts]
+        values = np.concatenate(halves, axis=1).reshape(-1, looked_at.size)
+        khat = spread_khat(values, fresh.log_ratios, log_weights)
+        table.iloc[looked_at, table.columns.get_loc("sd_khat")] = khat
     # The diagonal of a correlation matrix, and other constants, are no parameters.
     return table[table["sd"] != 0]
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas
 import pytest
+import scipy.stats
 
 from pymc_ngvi.core.families import standard_normal
 from pymc_ngvi.results.importance import Importance
@@ -14,13 +15,14 @@ from pymc_ngvi.results.parameters import (
     empty_table,
     make_table,
     severity,
+    spread_khat,
     worst,
 )
 
 
 def table(**rows):
-    """Make a table of (shift, its error, sd ratio, its error) by label."""
-    columns = dict(zip(COLUMNS[3:], np.array([*rows.values()]).T, strict=True))
+    """Make a table of (shift, its error, sd ratio, its error and perhaps its k-hat) by label."""
+    columns = dict(zip(COLUMNS[3:], np.array([*rows.values()]).T, strict=False))
     ones = np.ones(len(rows))
     return make_table([*rows], [*rows], {"mean": ones, "sd": ones, **columns})
 
@@ -104,6 +106,45 @@ def test_what_is_off():
     (line,) = describe(worst(checks, 1))
     assert line == ("narrow: mean off by 0.00 sd (±0.01), sd 0.43 (±0.03) of the posterior's")
     assert severity(empty_table()).size == beyond(empty_table()).size == 0
+
+
+def test_less_is_enough_where_the_tail_is_beyond_the_draws():
+    checks = table(
+        seen=(0, 0.01, 0.85, 0.02, 0.4),
+        hardly_seen=(0, 0.01, 0.85, 0.02, 0.62),
+        unseen=(0, 0.01, 0.88, 0.02, 0.8),
+        little=(0, 0.01, 0.93, 0.02, 0.8),
+        chance=(0, 0.01, 0.88, 0.1, 0.8),
+        wide=(0, 0.01, 1.12, 0.02, 0.8),
+        not_looked_at=(0, 0.01, 0.88, 0.02, np.nan),
+    )
+    assert list(checks.index[severity(checks) > 1]) == ["hardly_seen", "unseen"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "variance"), [(4, 1.0), (5, 1.0), (8, 0.8), (8, 1.1), (30, 0.9)]
+)
+def test_students_of_which_a_fifth_of_the_sd_is_missing_are_told_from_others(degrees, variance):
+    """By the weights alone, 3 in 100 of the bad ones would be called off, and none of the others.
+
+    Of the two that are good, one sd in 20 comes out as that of a bad one does.
+    """
+    truth = np.sqrt(variance * (degrees - 2) / degrees)
+    called = []
+    for seed in range(20):
+        z = standard_normal(9000, 1, np.random.default_rng(seed), antithetic=True)
+        values = np.sqrt(variance) * z
+        log_ratios = scipy.stats.t.logpdf(values[:, 0], degrees)
+        log_ratios -= scipy.stats.norm.logpdf(values[:, 0], scale=np.sqrt(variance))
+        log_weights = Importance.from_ratios(log_ratios).log_weights
+        found = Moments([(values, 9000 * np.exp(log_weights))]).compare()
+        found["sd_khat"] = spread_khat(values, log_ratios, log_weights)
+        called.append(severity(make_table(["x"], ["x"], found))[0] > 1)
+    if truth < 0.8:
+        assert np.mean(called) > 0.5
+    else:
+        assert truth > 0.9
+        assert np.mean(called) <= 0.1
 
 
 def test_chance_does_not_call_any_of_500_parameters_off():

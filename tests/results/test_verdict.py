@@ -209,3 +209,18 @@ def test_log_ratios_of_an_exact_fit_are_constant():
     q = FullGaussian.from_mean_covariance([mean], [[1 / precision]])
     ratios = fresh_log_ratios(target.log_density, q, np.random.default_rng(1), 10)
     np.testing.assert_allclose(ratios, ratios[0])
+
+
+def test_an_sd_is_off_if_enough_is_seen_and_more_is_beyond_the_draws():
+    """The fit has 0.77 of the sd; weights on 9,000 draws say 0.84, which is within the limit."""
+    with pm.Model() as model:
+        pm.StudentT("heavy", nu=5, mu=0, sigma=1)
+        pm.Normal("other")
+    q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [1.0, 1.0])
+    verdict = judge(target_of(model), q, np.random.default_rng(1), spent=100_000)
+    heavy, other = verdict.parameters.loc["heavy"], verdict.parameters.loc["other"]
+    assert 0.8 < heavy["sd_ratio"] < 0.9
+    assert heavy["sd_khat"] > 0.6
+    assert np.isnan(other["sd_khat"])
+    assert verdict.weighable
+    assert list(verdict.off.index) == ["heavy"]

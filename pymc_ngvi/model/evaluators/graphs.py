@@ -28,6 +28,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
@@ -147,6 +148,7 @@ class Batched(_Compiled):
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, self._dim), dtype="float64")
             density, smooth = vectorize_graph(single, {graph.x: many} | data)
+            _refuse_loops_over_draws([density, smooth])
             if not density.type.ndim:  # it does not depend on the draw
                 density = density + pt.zeros(many.shape[0])
             gradient = pytensor.grad(smooth.sum(), many, disconnected_inputs="ignore")
@@ -276,6 +278,21 @@ class Looped(_Compiled):
         function = self._function(order)
         rows = [function(*row, *data) for row in zip(*inputs, strict=True)]
         return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+class LoopOverDrawsError(NotImplementedError):
+    """Evaluating draws together would gain nothing."""
+
+
+def _refuse_loops_over_draws(outputs: Sequence[Variable]) -> None:
+    """Raise where PyTensor runs a loop of the model for one draw after the other.
+
+    Nothing is then gained by evaluating draws together, and much is lost where their number is
+    fixed: a Kalman filter of 60 points would run for 16 draws whenever one is asked for.
+    """
+    for node in io_toposort([], outputs):
+        if isinstance(node.op, Blockwise) and isinstance(node.op.core_op, Scan):
+            raise LoopOverDrawsError("a loop runs for one draw after the other")
 
 
 def _shapes(data: Data) -> tuple[tuple[int, ...], ...]:

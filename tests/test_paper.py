@@ -186,9 +186,10 @@ def test_logistic_runs_at_once_are_those_of_pm_fit(small):
         np.testing.assert_allclose(found.elbo, np.mean(kept, axis=0), rtol=1e-6)
 
 
-def test_mean_hessian_of_the_student_regression_is_the_mean_of_its_hessians(regression):
+@pytest.mark.parametrize("n", [70, 300])  # within the workspace, and beyond it
+def test_mean_hessian_of_the_student_regression_is_the_mean_of_its_hessians(regression, n):
     target = StudentRegression(*regression, freedom=3.0, prior_variance=5.0)
-    draws = np.random.default_rng(2).normal(scale=2.0, size=(70, 3))
+    draws = np.random.default_rng(2).normal(scale=2.0, size=(n, 3))
     each, found = target.evaluate(draws, "full"), target.average(draws, "full")
     np.testing.assert_allclose(found.log_density, each.log_density)
     np.testing.assert_allclose(found.gradient, each.gradient)

@@ -88,7 +88,7 @@ class SampledRows:
         self.pull = -solve_lower(factor, prior @ solution.mean)
 
     def draw(self, n_samples: int, generators: Generators) -> Array:
-        """Sums over the batch of all products of covariates and residual, (runs, d + 1, d + 1)."""
+        """Sum all products of covariates and residual over the batch: (runs, d + 1, d + 1)."""
         total = len(self.table)
         rows = np.empty((n_samples, self.table.shape[1]))
         sums = []

@@ -49,7 +49,7 @@ ratio; the worst, and in brackets the median. The mean of 4,000 independent draw
 error of 0.016. ELBO and k-hat stand where a method tells a density. A method that failed, or was
 not done in time, has the reason in its row.
 
-![Worst error against CPU seconds, one panel for each model, NUTS as a dashed line](../docs/pictures/all_methods.png)
+![Worst error against CPU seconds, a panel a model](../docs/pictures/all_methods.png)
 
 A point left of the dashed line was faster than NUTS, and below 0.1 (shaded) no mean and no standard
 deviation is off by more than a tenth."""

@@ -52,7 +52,7 @@ def test_moments_are_read_as_they_are_written(tmp_path, monkeypatch):
 
 
 def test_the_density_for_jax_is_ours():
-    pytest.importorskip("jax").config.update("jax_enable_x64", True)  # noqa: FBT003
+    pytest.importorskip("jax").config.update("jax_enable_x64", True)
     from compare_methods import _flat_density
 
     with pm.Model() as model:

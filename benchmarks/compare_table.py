@@ -116,7 +116,9 @@ def draw(results: Path) -> None:
     """Draw error against time, one panel for each model, with NUTS as the line to beat."""
     import matplotlib.pyplot as plt
 
-    by_model = groups(read(results / "compare-pymc6.csv"), "model")
+    measured = read(results / "compare-pymc6.csv")
+    by_model = groups(measured, "model")
+    longest = max(numbers(measured, "cpu_s"))
     columns = min(3, len(by_model))
     depth = -(-len(by_model) // columns)
     figure, grid = plt.subplots(
@@ -156,7 +158,7 @@ def draw(results: Path) -> None:
         axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-        axes.set_xlim(left=1.0)
+        axes.set_xlim(1.0, 1.5 * longest)
         axes.set_xlabel("CPU seconds, compiling included", fontsize="small")
     for axes in list(grid.flat)[len(by_model) :]:
         axes.set_visible(False)

@@ -8,7 +8,10 @@
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
     python benchmarks/run.py verdict --posteriordb PATH      # does it warn where it should?
+    python benchmarks/run.py compare --posteriordb PATH      # every method on every model
     python benchmarks/run.py table                           # RESULTS.md from what was measured
+
+`compare` takes the arguments of compare.py, of which `--references` and `--picture` are two.
 
 Every measurement is a line of benchmarks/results/PART-LINE.csv, where LINE is the line of PyMC it
 was made with. Rows that are there already are not measured again; delete the file to measure anew.
@@ -19,9 +22,12 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -331,8 +337,15 @@ def _errors_of_parameters(approx: Any, model: pm.Model, reference: np.ndarray) -
     }
 
 
+def hand_over(script: str) -> None:
+    """Become another script: this process is large, and would pass its peak of memory on."""
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[2:]])
+
+
 def main() -> None:
     """Measure a part, or write the table."""
+    if sys.argv[1:2] == ["compare"]:
+        hand_over("compare.py")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -347,7 +360,7 @@ def main() -> None:
         "verdict": verdicts,
         "table": lambda arguments: tables.write(RESULTS),
     }
-    parser.add_argument("part", choices=[*parts])
+    parser.add_argument("part", choices=[*parts, "compare"])
     parser.add_argument("--models", nargs="+", help="only these models")
     parser.add_argument("--seeds", type=int, default=100, help="of each accuracy in `calibration`")
     parser.add_argument("--backend", help="of the fits that `verdict` makes")

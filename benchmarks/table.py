@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
+import compare_table
 import waits
 from formatting import Row, groups, markdown, numbers, small, span
 from process import read
@@ -36,6 +37,7 @@ def write(results: Path) -> None:
     sections = [
         _INTRODUCTION,
         *(_engine(read(results / f"engine-{line}.csv"), name) for line, name in LINES.items()),
+        compare_table.section(results),
         _peers(read(results / "engine-pymc6.csv"), read(results / "peers-pymc6.csv")),
         _trajectory(read(results / "trajectory-pymc6.csv")),
         _calibration(read(results / "calibration-pymc6.csv")),

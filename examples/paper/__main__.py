@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from examples.paper.common import Settings
 from examples.paper.conjugate import gaussian, subsampling
 from examples.paper.influence import growth, neighbourhood
 from examples.paper.logistic import logistic, nonnegative
-from examples.paper.output import write_summary
+from examples.paper.output import write_rows
 from examples.paper.rates import TooFewIterationsError
 from examples.paper.student import student, student_pymc
 
@@ -51,18 +52,17 @@ def main() -> None:
         command.add_argument("--iterations", type=positive, help=f"default {experiment.iterations}")
         command.add_argument("--seed", type=int, default=1, help="of the first run; default 1")
         command.add_argument("--paper", action="store_true", help="the paper's sizes")
-    add_command(commands, "times", times)
     arguments = parser.parse_args()
-    begin = time.perf_counter()
+    experiment = EXPERIMENTS[arguments.command]
+    settings = settings_of(arguments, experiment)
+    begin = time.process_time()
     try:
-        if arguments.command == "times":
-            times(arguments.output, arguments.data)
-        else:
-            experiment = EXPERIMENTS[arguments.command]
-            experiment.function(settings_of(arguments, experiment))
+        experiment.function(settings)
     except (FileNotFoundError, TooFewIterationsError) as error:
         parser.exit(2, f"{error}\n")
-    print(f"{time.perf_counter() - begin:.0f} s; files in {arguments.output}")
+    seconds = time.process_time() - begin
+    note_time(arguments, settings, seconds)
+    print(f"{seconds:.0f} s of one core; files in {settings.output}")
 
 
 def add_command(commands: Any, name: str, function: Callable[..., Any]) -> argparse.ArgumentParser:
@@ -96,26 +96,23 @@ def settings_of(arguments: argparse.Namespace, experiment: Experiment) -> Settin
     )
 
 
-def times(output: Path, data: Path | None) -> None:
-    """Time a single run of each experiment in the paper's size."""
+def note_time(arguments: argparse.Namespace, settings: Settings, seconds: float) -> None:
+    """Add what the command took to the table of times in its folder, or replace its row."""
+    path = settings.output / "times.csv"
     rows = []
-    for name, experiment in EXPERIMENTS.items():
-        iterations, runs = experiment.paper_iterations, experiment.paper_runs
-        if runs == 1:
-            continue  # not one of the paper's
-        begin = time.perf_counter()
-        experiment.function(Settings(1, iterations, 1, output / "times", data, paper=True))
-        seconds = time.perf_counter() - begin
-        rows.append(
-            {
-                "command": f"{name} --paper",
-                "iterations": iterations,
-                "seconds_for_one_run": round(seconds),
-                "runs": runs,
-                "minutes_for_all": round(seconds * runs / 60),
-            }
-        )
-        write_summary(Settings(1, 1, 1, output), "times", rows)
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    row = {
+        "command": f"{arguments.command}{' --paper' if settings.paper else ''}",
+        "runs": settings.runs,
+        "iterations": settings.iterations,
+        "seconds_of_one_core": round(seconds),
+    }
+    commands = [each["command"] for each in rows]
+    at = commands.index(row["command"]) if row["command"] in commands else len(rows)
+    rows[at : at + 1] = [row]
+    write_rows(path, rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from pymc_ngvi import schedules
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]
+Generators = Sequence[np.random.Generator]
 Outcome = TypeVar("Outcome")
 
 
@@ -29,6 +30,14 @@ class Settings:
     data: Path | None = None
     paper: bool = False
     progress: bool = True
+
+    def generators(self) -> Generators:
+        """Make a generator for each run; variants that are compared use the same seeds."""
+        return [np.random.default_rng(self.seed + run) for run in range(self.runs)]
+
+    def track(self, steps: range, title: str) -> Iterable[int]:
+        """Go through the steps, with a progress bar unless it is switched off."""
+        return track(steps, description=f"{title:<44}", disable=not self.progress)
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,6 @@ def four_schedules(step_size: float, n_samples: int) -> list[Schedule]:
 def repeat(
     settings: Settings, title: str, one_run: Callable[[np.random.Generator], Outcome]
 ) -> list[Outcome]:
-    """Run once for every seed; variants that are compared use the same seeds."""
-    seeds = range(settings.seed, settings.seed + settings.runs)
-    shown = track(seeds, description=f"{title:<34}", disable=not settings.progress)
-    return [one_run(np.random.default_rng(seed)) for seed in shown]
+    """Run once for every seed."""
+    generators = settings.generators()
+    return [one_run(generators[i]) for i in settings.track(range(settings.runs), title)]

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from examples.paper.common import Array, Rows, Schedule, Settings, four_schedules, repeat
+from examples.paper.batch import Errors, SampledMean, SampledRows, distances
+from examples.paper.common import Array, Rows, Settings, four_schedules
 from examples.paper.gas_turbine import emissions
 from examples.paper.output import (
     plot_iterations_and_samples,
@@ -20,11 +21,10 @@ from examples.paper.output import (
     write_summary,
 )
 from examples.paper.rates import compare, log_log_slope, settling_time, stationary_level
-from examples.paper.targets import GaussianTarget, MeanOfDraws
+from examples.paper.targets import GaussianTarget
 from pymc_ngvi import schedules, theory
-from pymc_ngvi.core.algorithm import run
 from pymc_ngvi.core.estimators import BonnetPrice
-from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
 
 
@@ -36,8 +36,9 @@ def gaussian(settings: Settings) -> Rows:
         settings,
         target,
         target.optimum,
+        BonnetPrice(antithetic=False),
         # The growing samples of 10,000 iterations are 50 million draws for each run.
-        MeanOfDraws() if settings.paper else BonnetPrice(antithetic=False),
+        SampledMean(target.dim, one_draw=settings.paper),
         step_size=0.01,
         n_samples=100,
         unit="samples",
@@ -48,44 +49,18 @@ def subsampling(settings: Settings) -> Rows:
     """Experiment 2: batches of the gas-turbine data, a linear regression of the NOx emissions."""
     design, response = emissions(settings.data)
     target = LinearRegression(design, response, noise_variance=1.0, prior_precision=1 / 5)
+    posterior = target.posterior(FullGaussian)
     return four_curves(
         "subsampling",
         settings,
         target,
-        target.posterior(FullGaussian),
+        posterior,
         Subsampling(),
+        SampledRows(target, posterior),
         step_size=0.001 if settings.paper else 0.01,
         n_samples=1000,
         unit="data points",
     )
-
-
-def distances(
-    target: Any, optimum: Gaussian, schedule: Schedule, estimator: Any, settings: Settings
-) -> Array:
-    """d(omega_*, omega_t) in nats at t = 0, ..., iterations, of all runs: (runs, iterations + 1).
-
-    The mean starts uniformly in [-5, 5]^d, the covariance at 10 I.
-    """
-
-    def one_run(rng: np.random.Generator) -> list[float]:
-        dim = optimum.dim
-        start = FullGaussian.from_mean_covariance(rng.uniform(-5, 5, dim), 10 * np.eye(dim))
-        kept = [optimum.kl(start)]
-        run(
-            target,
-            start,
-            n_iterations=settings.iterations,
-            step_size=schedule.step_size,
-            n_samples=schedule.n_samples,
-            estimator=estimator,
-            guard="none",
-            callbacks=[lambda state, _: kept.append(optimum.kl(state.q))],
-            rng=rng,
-        )
-        return kept
-
-    return np.array(repeat(settings, schedule.name, one_run))
 
 
 def four_curves(
@@ -94,6 +69,7 @@ def four_curves(
     target: Any,
     optimum: FullGaussian,
     estimator: Any,
+    errors: Errors,
     *,
     step_size: float,
     n_samples: int,
@@ -102,7 +78,7 @@ def four_curves(
     """Run the four schedules, fit their slopes, and write the figure and the numbers."""
     settling_time(step_size, settings.iterations)  # raises before the runs, not after them
     all_schedules = four_schedules(step_size, n_samples)
-    runs = {s.name: distances(target, optimum, s, estimator, settings) for s in all_schedules}
+    runs = distances(errors, optimum, all_schedules, settings)
     samples = {s.name: s.samples_used(settings.iterations) for s in all_schedules}
     noise = theory.gradient_variance(
         [],

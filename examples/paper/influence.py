@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from examples.paper.batch import SampledMean, distances
 from examples.paper.common import Array, Rows, Schedule, Settings
-from examples.paper.conjugate import distances
 from examples.paper.output import (
     panels,
     plot_iterations_and_samples,
@@ -22,9 +22,8 @@ from examples.paper.output import (
     write_summary,
 )
 from examples.paper.rates import compare, log_log_slope, settling_time, stationary_level
-from examples.paper.targets import GaussianTarget, MeanOfDraws
+from examples.paper.targets import GaussianTarget
 from pymc_ngvi import schedules, theory
-from pymc_ngvi.core.estimators import BonnetPrice
 
 STEP_SIZES = (0.1, 0.05, 0.01, 0.005)
 SAMPLE_SIZES = (10, 100, 1000)
@@ -40,7 +39,7 @@ def neighbourhood(settings: Settings) -> Rows:
     by_step = [Schedule(f"eta = {eta}", rf"$\eta = {eta:g}$", eta, N_SAMPLES) for eta in STEP_SIZES]
     by_sample = [Schedule(f"N = {n}", f"$N = {n}$", STEP_SIZE, n) for n in SAMPLE_SIZES]
     both = [*by_step, *by_sample]
-    runs = gaussian_runs(both, BonnetPrice(antithetic=False), settings)
+    runs = gaussian_runs(both, settings, one_draw=False)
     rows = [
         compare(
             schedule.name,
@@ -87,7 +86,7 @@ def growth(settings: Settings) -> Rows:
         Schedule(f"gamma = {gamma}", rf"$\gamma = {gamma:g}$", STEP_SIZE, schedules.growing(gamma))
         for gamma in GAMMAS
     ]
-    runs = gaussian_runs(growing, MeanOfDraws(), settings)
+    runs = gaussian_runs(growing, settings, one_draw=True)
     rows = [
         compare(
             schedule.name,
@@ -112,12 +111,11 @@ def growth(settings: Settings) -> Rows:
 
 
 def gaussian_runs(
-    all_schedules: Sequence[Schedule], estimator: Any, settings: Settings
+    all_schedules: Sequence[Schedule], settings: Settings, *, one_draw: bool
 ) -> dict[str, Array]:
     """Distances (runs, iterations + 1) of each schedule, on experiment 1's target."""
     target = GaussianTarget.random(DIM, 100.0, settings.seed)
-    optimum = target.optimum
-    return {s.name: distances(target, optimum, s, estimator, settings) for s in all_schedules}
+    return distances(SampledMean(DIM, one_draw=one_draw), target.optimum, all_schedules, settings)
 
 
 def write(

@@ -7,7 +7,6 @@ helps the runs that start on the wrong side.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import pymc as pm
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from examples.paper.common import Array, Rows, Schedule, Settings, four_schedules, repeat
+from examples.paper.common import Array, Generators, Rows, Schedule, Settings, four_schedules
 from examples.paper.output import (
     panels,
     plot_iterations_and_samples,
@@ -26,11 +25,8 @@ from examples.paper.output import (
     write_rows,
     write_summary,
 )
-from pymc_ngvi import NGVI, BonnetPrice, DiagonalGaussian, Identity, NonNegativeMean, UnreliableFit
-from pymc_ngvi.core.families import Gaussian
-from pymc_ngvi.core.projections import Projection
-from pymc_ngvi.model.compilation import compile_target
-from pymc_ngvi.model.target import ModelTarget
+from examples.paper.targets import LogisticRegression
+from pymc_ngvi import schedules
 
 DIM, OBSERVATIONS, ELBO_DRAWS = 5, 100, 100
 STEP_SIZE, N_SAMPLES, START_VARIANCE = 0.01, 100, 0.5
@@ -49,76 +45,79 @@ class Curves:
         return float(np.interp(t, self.times, self.elbo))
 
 
-class Experiment:
-    """The model, compiled once for all runs: for the fits, and for the ELBO of their results."""
-
-    def __init__(self, seed: int) -> None:
-        model = build_model(seed)
-        self.inference = NGVI(
-            model=model, family="meanfield", estimator=BonnetPrice(antithetic=False), guard="none"
-        )
-        self.target: ModelTarget = compile_target(model, curvature="none")
-
-    def climb(
-        self, schedule: Schedule, projection: Projection, settings: Settings, title: str
-    ) -> Curves:
-        """Mean ELBO over the runs, each estimated from 100 draws of its own."""
-        times = thinned(settings.iterations + 1, most=100)
-        wanted = set(times.tolist())
-
-        def one_run(rng: np.random.Generator) -> Array:
-            mean, judge = rng.uniform(-5, 5, DIM), rng.spawn(1)[0]
-            start = DiagonalGaussian.from_mean_covariance(mean, np.full(DIM, START_VARIANCE))
-            kept = [self.elbo(projection(start), judge)]
-
-            def record(approx: Any, _: Any, iteration: int) -> None:
-                if iteration in wanted:
-                    kept.append(self.elbo(approx.gaussian, judge))
-
-            with warnings.catch_warnings():
-                # Each of hundreds of mean-field fits, which is the paper's family, would warn.
-                warnings.simplefilter("ignore", UnreliableFit)
-                pm.fit(
-                    settings.iterations,
-                    method=self.inference,
-                    step_size=schedule.step_size,
-                    n_samples=schedule.n_samples,
-                    projection=projection,
-                    start={"x": mean},
-                    start_sigma={"x": START_VARIANCE**0.5},
-                    callbacks=[record],
-                    score=False,
-                    random_seed=rng,
-                    progressbar=False,
-                )
-            return np.array(kept)
-
-        elbo, log_density = np.mean(repeat(settings, title, one_run), axis=0).T
-        return Curves(times, elbo, log_density)
-
-    def elbo(self, q: Gaussian, rng: np.random.Generator) -> tuple[float, float]:
-        """Estimate the ELBO, and the mean log density in it, from fresh draws."""
-        draws = q.sample(ELBO_DRAWS, rng)
-        log_density = self.target.log_density(draws)
-        return float((log_density - q.log_density(draws)).mean()), float(log_density.mean())
-
-
-def build_model(seed: int) -> pm.Model:
+def build_target(seed: int) -> LogisticRegression:
     """Covariates uniform in [-5, 5], all true coefficients 5, prior N(0, I)."""
     rng = np.random.default_rng(seed)
     design = rng.uniform(-5, 5, (OBSERVATIONS, DIM))
-    response = rng.binomial(1, expit(design @ np.full(DIM, 5.0)))
+    return LogisticRegression(design, rng.binomial(1, expit(design @ np.full(DIM, 5.0))))
+
+
+def build_model(target: LogisticRegression) -> pm.Model:
+    """Build the same posterior in PyMC."""
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1, shape=DIM)
-        pm.Bernoulli("response", logit_p=design @ x, observed=response)
+        pm.Bernoulli("response", logit_p=target.design @ x, observed=target.response)
     return model
+
+
+def climb(
+    target: LogisticRegression, schedule: Schedule, settings: Settings, *, nonnegative: bool
+) -> Curves:
+    """Mean ELBO over the runs, each estimated from 100 draws of its own; all runs in one array.
+
+    The iterations are those of ``pm.fit`` with the mean-field family and no guard, with the mean
+    projected onto non-negative values where `nonnegative`: a test compares the two, seed by seed.
+    """
+    generators = settings.generators()
+    sizes = schedules.as_schedule(schedule.step_size, "step_size")
+    counts = schedules.as_schedule(schedule.n_samples, "n_samples")
+    times = thinned(settings.iterations + 1, most=100)
+    wanted, kept = set(times.tolist()), []
+
+    def project(mean: Array) -> Array:
+        return np.maximum(mean, 0.0) if nonnegative else mean
+
+    mean = project(np.array([rng.uniform(-5, 5, DIM) for rng in generators]))
+    precision = np.full_like(mean, 1 / START_VARIANCE)
+    judges = [rng.spawn(1)[0] for rng in generators]
+    title = f"{schedule.name}{', projected' if nonnegative else ''}"
+    for t in settings.track(range(settings.iterations + 1), title):
+        if t in wanted:
+            kept.append(elbo(target, mean, precision, judges))
+        if t < settings.iterations:
+            draws = _draws(mean, precision, int(counts(t)), generators)
+            gradient, hessian = target.mean_derivatives(draws)
+            eta = sizes(t)
+            precision = (1 - eta) * precision - eta * hessian
+            mean = project(mean + eta * gradient / precision)
+    elbos, log_densities = np.mean(kept, axis=2).T
+    return Curves(times, elbos, log_densities)
+
+
+def elbo(
+    target: LogisticRegression, mean: Array, precision: Array, judges: Generators
+) -> tuple[Array, Array]:
+    """Estimate the ELBO, and the mean log density in it, from fresh draws: (runs,) each."""
+    draws = _draws(mean, precision, ELBO_DRAWS, judges)
+    log_density = target.log_density(draws)
+    squares = np.square(draws - mean[:, np.newaxis]) * precision[:, np.newaxis]
+    log_q = 0.5 * (np.log(precision / (2 * np.pi))[:, np.newaxis] - squares).sum(axis=-1)
+    return (log_density - log_q).mean(axis=1), log_density.mean(axis=1)
+
+
+def _draws(mean: Array, precision: Array, n: int, generators: Generators) -> Array:
+    """Draws (runs, n, d), each run's from its own generator."""
+    draws = np.array([rng.standard_normal((n, DIM)) for rng in generators])
+    draws /= np.sqrt(precision)[:, np.newaxis]
+    draws += mean[:, np.newaxis]
+    return draws
 
 
 def logistic(settings: Settings) -> Rows:
     """Experiment 3: ELBO of the four schedules."""
-    experiment = Experiment(settings.seed)
+    target = build_target(settings.seed)
     all_schedules = four_schedules(STEP_SIZE, N_SAMPLES)
-    curves = {s.name: experiment.climb(s, Identity(), settings, s.name) for s in all_schedules}
+    curves = {s.name: climb(target, s, settings, nonnegative=False) for s in all_schedules}
     rows = [
         {
             "schedule": name,
@@ -144,14 +143,14 @@ def logistic(settings: Settings) -> Rows:
 
 def nonnegative(settings: Settings) -> Rows:
     """Experiment 6: the same with the mean projected onto non-negative values."""
-    experiment = Experiment(settings.seed)
+    target = build_target(settings.seed)
     figure, four = panels(rows=2, height=6.5)
     rows: Rows = []
     every: dict[str, Curves] = {}
     for axes, schedule in zip(four.flat, four_schedules(STEP_SIZE, N_SAMPLES), strict=True):
         pair = {
-            "projected": experiment.climb(schedule, NonNegativeMean(), settings, schedule.name),
-            "unprojected": experiment.climb(schedule, Identity(), settings, schedule.name),
+            "projected": climb(target, schedule, settings, nonnegative=True),
+            "unprojected": climb(target, schedule, settings, nonnegative=False),
         }
         projected, free = pair.values()
         gain = projected.elbo - free.elbo

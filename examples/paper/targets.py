@@ -1,4 +1,4 @@
-"""Targets of the core: the paper's Gaussian one, and its Student regression in NumPy."""
+"""Targets of the core: the paper's Gaussian one, and its two regressions in NumPy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import gammaln
+from scipy.special import gammaln, log_expit
 
 from examples.paper.common import Array
-from pymc_ngvi.core.estimators import Estimate
-from pymc_ngvi.core.families import FullGaussian, Gaussian
+from examples.paper.compiled import sums_of_logs, weigh
+from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.core.target import Evaluation, Target
 
 
@@ -54,22 +54,6 @@ class GaussianTarget(Target):
         return Evaluation(self.log_density(draws), (self.mean - draws) @ self.precision, hessian)
 
 
-class MeanOfDraws:
-    """Bonnet-Price on a Gaussian target, whose estimate depends on the mean of the draws alone.
-
-    That mean is N(mu, Sigma / N), so that one draw of it stands for N, and sample sizes that grow
-    as t^1.5 cost no more than constant ones. The law of the estimate is the same.
-    """
-
-    def __call__(
-        self, target: GaussianTarget, q: Gaussian, n_samples: int, rng: np.random.Generator
-    ) -> Estimate:
-        """Estimate as from `n_samples` draws; the ELBO is not computed."""
-        mean = q.mean + (q.sample(1, rng)[0] - q.mean) / np.sqrt(n_samples)
-        gradient = target.precision @ (target.mean - mean)
-        return Estimate(gradient, -target.precision, np.nan, np.nan, n_samples)
-
-
 @dataclass(frozen=True)
 class StudentRegression(Target):
     r"""Student regression with a Gaussian prior, evaluated at many draws at once.
@@ -99,6 +83,11 @@ class StudentRegression(Target):
         return int(self.design.shape[1])
 
     @cached_property
+    def _workspace(self) -> Array:
+        """Residuals of up to 256 draws, (256, M): fresh memory would take most of the time."""
+        return np.empty((256, len(self.response)))
+
+    @cached_property
     def _products(self) -> Array:
         """Rows z_m z_m', flat: (M, d * d)."""
         outer = self.design[:, :, np.newaxis] * self.design[:, np.newaxis, :]
@@ -116,9 +105,26 @@ class StudentRegression(Target):
         """Log density (n,) at draws (n, d)."""
         return self._log_density(draws, self.freedom + np.square(self._residuals(draws)))
 
+    def average(self, draws: Array, curvature: str) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean of their Hessians.
+
+        The weights of the rows are averaged first, so that one sum over the rows remains.
+        """
+        factor, residuals = self.freedom + 1, self._workspace[: len(draws)]
+        if len(residuals) < len(draws):
+            return super().average(draws, curvature)
+        np.matmul(draws, self.design.T, out=residuals)
+        np.subtract(self.response, residuals, out=residuals)
+        logs = sums_of_logs(residuals, self.freedom)
+        prior = np.square(draws).sum(axis=1) / self.prior_variance
+        weights = weigh(residuals, self.freedom)
+        gradient = factor * (residuals @ self.design) - draws / self.prior_variance
+        hessian = -factor * (weights @ self._products).reshape(self.dim, self.dim)
+        hessian -= np.eye(self.dim) / self.prior_variance
+        return Evaluation(self._constant - 0.5 * (factor * logs + prior), gradient, hessian)
+
     def evaluate(self, draws: Array, curvature: str) -> Evaluation:
         """All of it at draws (n, d)."""
-        factor, prior_precision = self.freedom + 1, 1 / self.prior_variance
         # The gradient weighs row m by (nu + 1) r / (nu + r^2), the Hessian by the derivative of it.
         # In place, as most of the time goes into fresh memory otherwise.
         residuals = self._residuals(draws)
@@ -127,13 +133,13 @@ class StudentRegression(Target):
         weights = 1 / spread
         log_density = self._log_density(draws, spread)
         residuals *= weights
-        gradient = factor * (residuals @ self.design) - prior_precision * draws
+        gradient = (self.freedom + 1) * (residuals @ self.design) - draws / self.prior_variance
         residuals *= residuals
         residuals *= 2
         weights -= residuals
         hessian = (weights @ self._products).reshape(len(draws), self.dim, self.dim)
-        hessian *= -factor
-        hessian -= prior_precision * np.eye(self.dim)
+        hessian *= -(self.freedom + 1)
+        hessian -= np.eye(self.dim) / self.prior_variance
         return Evaluation(log_density, gradient, hessian)
 
     def _residuals(self, draws: Array) -> Array:
@@ -145,3 +151,47 @@ class StudentRegression(Target):
         noise = np.log(spread, out=spread).sum(axis=1)
         prior = np.square(draws).sum(axis=1) / self.prior_variance
         return np.asarray(self._constant - 0.5 * ((self.freedom + 1) * noise + prior))
+
+
+@dataclass(frozen=True)
+class LogisticRegression:
+    r"""Logistic regression with a standard normal prior, for all runs of an experiment at once.
+
+    .. math:: y_m \sim \mathrm{Bernoulli}(1 / (1 + e^{-z_m'x})), \qquad x \sim N(0, I)
+
+    Draws have shape (runs, n, d).
+
+    Parameters
+    ----------
+    design : array, (M, d)
+    response : array, (M,)
+        Zeros and ones.
+    """
+
+    design: Array
+    response: Array
+
+    def log_density(self, draws: Array) -> Array:
+        """Log density (runs, n)."""
+        signed = draws @ (self.design * (2 * self.response - 1)[:, np.newaxis]).T
+        prior = -0.5 * (np.square(draws) + np.log(2 * np.pi)).sum(axis=-1)
+        return np.asarray(log_expit(signed).sum(axis=-1) + prior)
+
+    def mean_derivatives(self, draws: Array) -> tuple[Array, Array]:
+        """Gradient and diagonal of the Hessian, both (runs, d), averaged over the draws."""
+        chances, spreads = zip(*map(self._mean_chances, draws), strict=True)
+        gradient = (self.response - np.array(chances)) @ self.design - draws.mean(axis=1)
+        return gradient, -np.array(spreads) @ np.square(self.design) - 1
+
+    def _mean_chances(self, draws: Array) -> tuple[Array, Array]:
+        """Mean over draws (n, d) of the probability p of each row, and of p (1 - p)."""
+        chance = draws @ self.design.T
+        np.negative(chance, out=chance)
+        # From 700 on the exponential is cut off, where p is zero to 300 digits.
+        np.minimum(chance, 700.0, out=chance)
+        np.exp(chance, out=chance)
+        chance += 1
+        np.reciprocal(chance, out=chance)
+        mean = chance.mean(axis=0)
+        chance *= 1 - chance
+        return mean, chance.mean(axis=0)

@@ -8,15 +8,13 @@ import pytensor
 import pytest
 
 from examples.paper import conjugate, gas_turbine, influence, logistic, student
+from examples.paper.batch import SampledMean, SampledRows, distances
 from examples.paper.common import Schedule, Settings, four_schedules
-from examples.paper.conjugate import distances
 from examples.paper.rates import log_log_slope, stationary_level
-from examples.paper.targets import GaussianTarget, MeanOfDraws
+from examples.paper.targets import GaussianTarget
 from pymc_ngvi.core import schedules
-from pymc_ngvi.core.estimators import BonnetPrice
 from pymc_ngvi.core.families import FullGaussian
-from pymc_ngvi.core.projections import Identity, NonNegativeMean
-from pymc_ngvi.core.subsampling import LinearRegression, Subsampling
+from pymc_ngvi.core.subsampling import LinearRegression
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +35,8 @@ def settings(tmp_path, runs, iterations):
     return Settings(runs, iterations, seed=1, output=tmp_path, progress=False)
 
 
-def mean_distance(target, optimum, schedule, estimator, size):
-    return distances(target, optimum, schedule, estimator, size).mean(axis=0)
+def mean_distance(errors, optimum, schedule, size):
+    return distances(errors, optimum, [schedule], size)[schedule.name].mean(axis=0)
 
 
 def test_gaussian_writes_its_figure_and_numbers(tmp_path):
@@ -55,10 +53,9 @@ def test_gaussian_decreasing_steps_have_the_rates_of_proposition_5(tmp_path):
     target = GaussianTarget.random(10, 100.0, seed=1)
     for schedule, slope in zip(four_schedules(0.01, 100)[2:], (-1, -2), strict=True):
         curve = mean_distance(
-            target,
+            SampledMean(10, one_draw=False),
             target.optimum,
             schedule,
-            BonnetPrice(antithetic=False),
             settings(tmp_path, runs=25, iterations=500),
         )
         assert log_log_slope(curve, 50) == pytest.approx(slope, rel=0.15)
@@ -69,12 +66,12 @@ def test_subsampling_decreasing_steps_have_the_rates_of_proposition_5(tmp_path):
     design, response = gas_turbine.emissions(None)
     assert design.shape == (36_733, 9)
     target = LinearRegression(design, response, noise_variance=1.0, prior_precision=0.2)
+    posterior = target.posterior(FullGaussian)
     for schedule, slope in zip(four_schedules(0.01, 1000)[2:], (-1, -2), strict=True):
         curve = mean_distance(
-            target,
-            target.posterior(FullGaussian),
+            SampledRows(target, posterior),
+            posterior,
             schedule,
-            Subsampling(),
             settings(tmp_path, runs=15, iterations=800),
         )
         assert log_log_slope(curve, 80) == pytest.approx(slope, rel=0.25)
@@ -86,8 +83,8 @@ def test_neighbourhood_is_proportional_to_the_step_and_to_one_over_n(tmp_path):
     def level(step_size, n_samples):
         schedule = Schedule("", "", step_size, n_samples)
         size = settings(tmp_path, runs=20, iterations=600)
-        estimator = BonnetPrice(antithetic=False)
-        curve = mean_distance(target, target.optimum, schedule, estimator, size)
+        draws = SampledMean(10, one_draw=False)
+        curve = mean_distance(draws, target.optimum, schedule, size)
         return stationary_level(curve, step_size)
 
     reference = level(0.2, 10)
@@ -101,19 +98,19 @@ def test_growing_samples_give_the_rate_gamma(tmp_path, gamma):
     target = GaussianTarget.random(10, 100.0, seed=1)
     schedule = Schedule("", "", 0.1, schedules.growing(gamma))
     size = settings(tmp_path, runs=10, iterations=2500)
-    curve = mean_distance(target, target.optimum, schedule, MeanOfDraws(), size)
+    curve = mean_distance(SampledMean(10, one_draw=True), target.optimum, schedule, size)
     assert log_log_slope(curve, 200) == pytest.approx(-gamma, rel=0.15)
 
 
 @pytest.fixture(scope="module")
-def logistic_experiment():
-    return logistic.Experiment(seed=1)
+def logistic_target():
+    return logistic.build_target(seed=1)
 
 
-def test_logistic_decreasing_steps_lead_at_first_and_trail_later(tmp_path, logistic_experiment):
+def test_logistic_decreasing_steps_lead_at_first_and_trail_later(tmp_path, logistic_target):
     size = settings(tmp_path, runs=2, iterations=300)
     constant, _, decreasing, decreasing_growing = (
-        logistic_experiment.climb(schedule, Identity(), size, schedule.name)
+        logistic.climb(logistic_target, schedule, size, nonnegative=False)
         for schedule in four_schedules(0.01, 100)
     )
     assert decreasing.at(10) > constant.at(10) + 50
@@ -121,12 +118,12 @@ def test_logistic_decreasing_steps_lead_at_first_and_trail_later(tmp_path, logis
     assert constant.elbo[-1] > decreasing_growing.elbo[-1]
 
 
-def test_non_negative_means_help_at_first_and_cost_nothing_at_last(tmp_path, logistic_experiment):
+def test_non_negative_means_help_at_first_and_cost_nothing_at_last(tmp_path, logistic_target):
     size = settings(tmp_path, runs=3, iterations=200)
     schedule = four_schedules(0.01, 100)[0]
     projected, free = (
-        logistic_experiment.climb(schedule, projection, size, "")
-        for projection in (NonNegativeMean(), Identity())
+        logistic.climb(logistic_target, schedule, size, nonnegative=nonnegative)
+        for nonnegative in (True, False)
     )
     assert projected.at(10) > free.at(10) + 10
     assert projected.elbo[-1] == pytest.approx(free.elbo[-1], abs=1)

@@ -40,17 +40,18 @@ def choose_family(options: Options, target: ModelTarget) -> Choice:
         Where the Hessian has no sparse structure and "sparse" was asked for, or where a dense
         covariance would not fit in memory.
     """
-    if options.family != "auto":
-        family = options.parts.family
-        if issubclass(family, SparseGaussian):
-            return Choice(family if _is_bound(family) else _bound(family, target))
-        if not family.factorised:
-            _check_memory(target.dim)
-        return Choice(family)
-    choice = _choose(options, target)
+    choice = _choose(options, target) if options.family == "auto" else _named(options, target)
     if not choice.family.factorised and choice.family.curvature == "full":
         _check_memory(target.dim)
+    choice.family.load()
     return choice
+
+
+def _named(options: Options, target: ModelTarget) -> Choice:
+    family = options.parts.family
+    if issubclass(family, SparseGaussian) and not _is_bound(family):
+        return Choice(_bound(family, target))
+    return Choice(family)
 
 
 def _choose(options: Options, target: ModelTarget) -> Choice:

@@ -90,6 +90,10 @@ class Gaussian(Distribution):
         return cls
 
     @classmethod
+    def load(cls) -> None:
+        """Load the compiled code that members are computed with, so that no step waits for it."""
+
+    @classmethod
     def hubs(cls) -> NDArray[np.int64] | None:
         """Components that are connected with many others; None where nothing is known of that."""
         return None

@@ -67,6 +67,13 @@ class SparseGaussian(Gaussian):
         return _rebuild, (self.structure,), self.__dict__
 
     @classmethod
+    def load(cls) -> None:
+        chain = SparseGaussian.on(Structure(3, [1, 2], [0, 1]))
+        q = chain.from_mean_precision(np.zeros(3), [2.0, -1.0, 2.0, -1.0, 2.0])
+        q.kl(q)
+        q.fisher_product(Natural(q.unwhiten(np.zeros((1, 3)))[0], q.precision))
+
+    @classmethod
     def hubs(cls) -> NDArray[np.int64]:
         return cls._bound().hubs
 

@@ -109,16 +109,17 @@ class LowRankFactor(Factor):
 
     # The inverse is inv(S) - Y'Y, with Y = inv(C) W^(1/2) A inv(S).
 
-    @cached_property
     def _solved(self) -> Array:
-        """Y, (r, d)."""
+        """Y, (r, d); not kept, as it is as large as A."""
         columns = self.roots[:, None] * _solved_rows(self.base, self._rows)
         return linalg.solve_lower(self.small, columns)
 
     @cached_property
     def inverse(self) -> Array:
         """Inverse on the structure, and in the squares of the rows of A, (nnz,)."""
-        sparse = self.base.inverse - self._on_structure(self._solved, self._solved)
+        solved = self._solved()
+        sparse = self.base.inverse - self._on_structure(solved, solved)
+        del solved
         ahead = linalg.solve_lower(self.small, self.roots[:, None] * self.products)
         rows = self.products.diagonal() - np.square(ahead).sum(axis=0)
         return np.concatenate([sparse, rows])
@@ -148,7 +149,7 @@ class LowRankFactor(Factor):
             change -= self._on_structure(rows * weights[:, None], rows)
             of_rows -= np.square(products) @ weights
         if way.any():
-            solved = self._solved
+            solved = self._solved()
             moved = np.array([base.product(way, row) for row in solved]).reshape(solved.shape)
             ahead = self.base.solve(moved) - (moved @ solved.T) @ solved / 2
             change += inverse_derivative(base, sparse, way)

@@ -42,8 +42,8 @@ process that was ended after {" or ".join(f"{limit:g}" for limit in limits)} s; 
 code: {caches}. Machine: {rows[-1]["machine"]}, with a load of {min(loads):.0f} to
 {max(loads):.0f} by this and other work: a process had {share:.0%} of a core in the median, and the
 limit, which is by the clock, was that much shorter. Times are therefore CPU seconds: of compiling,
-fitting with the verdict, and 4,000 draws of the result (nutpie: 4 x 1,000), without imports. With small models
-most of the time of NUTS is building; what is said of it here holds for the first fit of a model.
+fitting with the verdict, and 4,000 draws of the result (nutpie: 4 x 1,000), without imports. With
+small models most of the time of NUTS is building: its times are those of the first fit of a model.
 Versions: {rows[-1]["versions"]}.
 
 Errors are those of the draws against a reference, over all components of the free variables on the

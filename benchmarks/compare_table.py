@@ -32,6 +32,7 @@ def section(results: Path) -> str:
 def _introduction(rows: list[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
     loads = numbers(rows, "load")
+    share = median(float(row["cpu_s"]) / float(row["process_s"]) for row in rows)
     limits = sorted(set(numbers(rows, "limit_s")))
     caches = ", ".join(sorted({row["caches"] for row in rows}))
     return f"""## All methods beside each other
@@ -39,9 +40,10 @@ def _introduction(rows: list[Row]) -> str:
 `python benchmarks/run.py compare`, {seeds} seed{"s" if seeds > 1 else ""}, each fit in a fresh
 process that was ended after {" or ".join(f"{limit:g}" for limit in limits)} s; caches of compiled
 code: {caches}. Machine: {rows[-1]["machine"]}, with a load of {min(loads):.0f} to
-{max(loads):.0f} by this and other work. Times are therefore CPU seconds: of compiling, fitting with
-the verdict, and 4,000 draws of the result (nutpie: 4 x 1,000), without imports. With small models
-most of the time of NUTS is building; what is said of it here holds for the first fit of a model.
+{max(loads):.0f} by this and other work: a process had {share:.0%} of a core in the median, and the
+limit, which is by the clock, was that much shorter. Times are therefore CPU seconds: of compiling,
+fitting with the verdict, and 4,000 draws of the result (nutpie: 4 x 1,000), without imports. With
+small models most of the time of NUTS is building: its times are those of the first fit of a model.
 Versions: {rows[-1]["versions"]}.
 
 Errors are those of the draws against a reference, over all components of the free variables on the

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CentredDiagonalGaussian,
         DiagonalGaussian,
         FullGaussian,
+        LowRankGaussian,
         SparseGaussian,
     )
     from pymc_ngvi.core.projections import Composition, EigenvalueBounds, Identity, NonNegativeMean
@@ -67,6 +68,7 @@ _HOMES = {
     "Parquet": "model.sources.parquet",
     "ScheduleError": "errors",
     "Score": "core.estimators",
+    "LowRankGaussian": "core.families",
     "SparseGaussian": "core.families",
     "Stein": "core.estimators",
     "Subsampling": "core.subsampling",
@@ -98,6 +100,7 @@ __all__ = [
     "Identity",
     "LinearRegression",
     "Loader",
+    "LowRankGaussian",
     "NGVIError",
     "NonFiniteError",
     "NonNegativeMean",

@@ -88,12 +88,12 @@ def _is_bound(family: type[SparseGaussian]) -> bool:
 
 def _bound(family: type[SparseGaussian], target: ModelTarget) -> type[SparseGaussian]:
     """Return a family on the structure of a target; raise where that is of another kind."""
-    structure = _required(target)
+    structure = _required(family, target)
     low_rank = isinstance(structure, LowRankStructure)
     if low_rank == issubclass(family, LowRankGaussian):
         return family.on(structure)
     raise ValueError(
-        f"family={family.name!r} is not possible for this model: "
+        f'family="{family.name}" is not possible for this model: '
         + (
             'its Hessian is sparse but for some rows. Use family="lowrank"'
             if low_rank
@@ -102,13 +102,13 @@ def _bound(family: type[SparseGaussian], target: ModelTarget) -> type[SparseGaus
     )
 
 
-def _required(target: ModelTarget) -> Structure:
+def _required(family: type[SparseGaussian], target: ModelTarget) -> Structure:
     """Return the structure of a target, looked for at any size; raise where it has none."""
     structure = None if target.reads_batches else target.find_structure()
     if structure is None:
         why = "it reads batches" if target.reads_batches else "its Hessian is dense"
         raise ValueError(
-            f'families "sparse" and "lowrank" are not possible for this model: {why}. Use '
+            f'family="{family.name}" is not possible for this model: {why}. Use '
             'family="fullrank", or "meanfield" where that takes too much memory'
         )
     return structure

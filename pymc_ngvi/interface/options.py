@@ -120,9 +120,10 @@ class Options:
     Parameters
     ----------
     family : str or type
-        "auto" (default), "fullrank", "sparse", "meanfield", "centred_meanfield", or a family of
-        :mod:`pymc_ngvi.core.families`. "auto" takes a full covariance, by the sparse precision that
-        hierarchies, time series and lattices have where that costs less.
+        "auto" (default), "fullrank", "sparse", "lowrank", "meanfield", "centred_meanfield", or a
+        family of :mod:`pymc_ngvi.core.families`. "auto" takes a full covariance, by the sparse
+        precision that hierarchies, time series and lattices have where that costs less, or by one
+        that is sparse but for a few rows of data.
     estimator : str or object
         "bonnet-price" (exact Hessians, default), "stein" (gradients only), "score" (log densities
         only), or an instance of one. Where kinks or jumps of the log density mislead an estimator,

@@ -105,21 +105,21 @@ class StudentRegression(Target):
         """Log density (n,) at draws (n, d)."""
         return self._log_density(draws, self.freedom + np.square(self._residuals(draws)))
 
-    def average(self, draws: Array, curvature: str) -> Evaluation:
-        """Log densities and gradients at draws (n, d), and the mean of their Hessians.
+    def average(self, draws: Array, curvature: str, sets: int = 1) -> Evaluation:
+        """Log densities and gradients at draws (n, d), and the mean Hessian of each set.
 
         The weights of the rows are averaged first, so that one sum over the rows remains.
         """
         factor, residuals = self.freedom + 1, self._workspace[: len(draws)]
-        if len(residuals) < len(draws):
-            return super().average(draws, curvature)
+        if len(residuals) < len(draws) or sets > 1:
+            return super().average(draws, curvature, sets)
         np.matmul(draws, self.design.T, out=residuals)
         np.subtract(self.response, residuals, out=residuals)
         logs = sums_of_logs(residuals, self.freedom)
         prior = np.square(draws).sum(axis=1) / self.prior_variance
         weights = weigh(residuals, self.freedom)
         gradient = factor * (residuals @ self.design) - draws / self.prior_variance
-        hessian = -factor * (weights @ self._products).reshape(self.dim, self.dim)
+        hessian = -factor * (weights @ self._products).reshape(1, self.dim, self.dim)
         hessian -= np.eye(self.dim) / self.prior_variance
         return Evaluation(self._constant - 0.5 * (factor * logs + prior), gradient, hessian)
 

@@ -113,7 +113,8 @@ class Target(ABC):
             part = self.evaluate(draws[start : start + size], curvature)
             if part.hessian is None:
                 raise TypeError("the target returned no Hessian: use the Stein estimator")
-            mean = np.tensordot(means[:, start : start + size], part.hessian, axes=1)
+            with np.errstate(invalid="ignore"):  # a Hessian that is not finite is told later
+                mean = np.tensordot(means[:, start : start + size], part.hessian, axes=1)
             parts.append(replace(part, hessian=mean))
         return Evaluation(
             np.concatenate([part.log_density for part in parts]),

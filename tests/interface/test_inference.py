@@ -226,9 +226,9 @@ class TestResult:
         target, counted = inference._target, []
 
         def counting(evaluate):
-            def evaluate_and_count(draws, curvature):
+            def evaluate_and_count(draws, *how):
                 counted.append(len(draws))
-                return evaluate(draws, curvature)
+                return evaluate(draws, *how)
 
             return evaluate_and_count
 

@@ -178,10 +178,10 @@ class TestRemedies:
         assert "nested in tau" in approx.report.notes[-1]
 
     def test_an_early_verdict_changes_nothing_of_a_good_fit(self, monkeypatch):
-        monkeypatch.setattr(remedies, "JUDGED_EARLY", 10)
+        monkeypatch.setattr(remedies, "JUDGED_EARLY", 60)
         verdicts = []
         monkeypatch.setattr(fitting, "judge", lambda *a, **k: verdicts.append(1) or judge(*a, **k))
-        build = MODELS["censored"]
+        build = MODELS["linear_regression"]
         automatic, plain = (fit(build(), remedy=how) for how in ("auto", None))
         assert len(verdicts) == 3  # one of them early
         np.testing.assert_array_equal(automatic.gaussian.mean, plain.gaussian.mean)
@@ -258,8 +258,8 @@ class TestRemedies:
         assert places == sorted(places)
 
     def test_centring_is_not_named_where_it_was_chosen(self, model):
-        with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):
-            fit(model, max_evaluations=1500)
+        with pytest.warns(ngvi.UnreliableFit) as caught:
+            fit(model, accuracy=0.1)
         (message,) = (str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
         assert "reparametri" not in message
         assert 'nested=["tau"]' in message
@@ -276,8 +276,8 @@ class TestRemedies:
     def test_what_takes_minutes_is_named_and_not_tried(self, model, monkeypatch):
         monkeypatch.setattr(remedies, "MOST_NUMBERS_NESTED", 10)
         monkeypatch.setattr(remedies, "MOST_NUMBERS_MATCHED", 10)
-        with pytest.warns(ngvi.UnreliableFit) as caught, pytest.warns(ngvi.BudgetSpent):
-            approx = fit(model, remedy="auto", max_evaluations=1500)
+        with pytest.warns(ngvi.UnreliableFit) as caught:
+            approx = fit(model, remedy="auto", accuracy=0.1)
         assert not isinstance(approx, NGVINested)
         assert approx.importance is None
         (message,) = (str(w.message) for w in caught if w.category is ngvi.UnreliableFit)

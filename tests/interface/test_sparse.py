@@ -333,8 +333,8 @@ class TestLowRank:
         np.testing.assert_allclose(diagonal, np.einsum("nii->i", full) / 2, rtol=1e-10)
 
     def test_agrees_with_the_full_family(self, wide, tmp_path):
-        low = fit(wide, family="lowrank")
-        full = fit(wide, family="fullrank")
+        with pytest.warns(ngvi.UnreliableFit, match="sigma"):  # of which NUTS has 1.2 times the sd
+            low, full = (fit(wide, family=family) for family in ("lowrank", "fullrank"))
         assert low.report.family == "lowrank"
         deviations = np.sqrt(full.gaussian.variance)
         shift = abs(low.gaussian.mean - full.gaussian.mean) / deviations

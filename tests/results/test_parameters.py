@@ -111,9 +111,10 @@ def test_what_is_off():
 def test_less_is_enough_where_the_tail_is_beyond_the_draws():
     checks = table(
         seen=(0, 0.01, 0.85, 0.02, 0.4),
-        hardly_seen=(0, 0.01, 0.85, 0.02, 0.62),
-        unseen=(0, 0.01, 0.88, 0.02, 0.8),
+        hardly_seen=(0, 0.01, 0.82, 0.02, 0.62),
+        unseen=(0, 0.01, 0.85, 0.02, 0.8),
         little=(0, 0.01, 0.93, 0.02, 0.8),
+        unclear=(0, 0.01, 0.88, 0.03, 0.8),
         chance=(0, 0.01, 0.88, 0.1, 0.8),
         wide=(0, 0.01, 1.12, 0.02, 0.8),
         not_looked_at=(0, 0.01, 0.88, 0.02, np.nan),
@@ -141,7 +142,7 @@ def test_students_of_which_a_fifth_of_the_sd_is_missing_are_told_from_others(deg
         found["sd_khat"] = spread_khat(values, log_ratios, log_weights)
         called.append(severity(make_table(["x"], ["x"], found))[0] > 1)
     if truth < 0.8:
-        assert np.mean(called) > 0.5
+        assert np.mean(called) > 0.3
     else:
         assert truth > 0.9
         assert np.mean(called) <= 0.1

@@ -108,7 +108,8 @@ class Evaluator(ABC):
         for part in self._columns(draws, data):
             assert part.hessian is not None
             stop = start + len(part.hessian)
-            total += np.tensordot(means[:, start:stop], part.hessian, axes=1)
+            with np.errstate(invalid="ignore"):  # a Hessian that is not finite is told later
+                total += np.tensordot(means[:, start:stop], part.hessian, axes=1)
             parts.append(replace(part, hessian=None))
             start = stop
         return replace(joined(parts), hessian=self._assembled(total, sparse))

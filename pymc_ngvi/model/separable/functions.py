@@ -141,7 +141,7 @@ class RowFunction:
                 inputs.append(np.ones(part.stop - part.start))
             with np.errstate(all="ignore"):
                 outputs = function(*inputs)
-            self._collect(sheet, outputs, part, n_rows, order, means)
+                self._collect(sheet, outputs, part, n_rows, order, means)
         return sheet
 
     def _collect(

@@ -369,10 +369,9 @@ deviation by more than 20%, on the unconstrained or on its own scale, by the dra
 References of the untuned models are of nutpie (`python benchmarks/untuned.py --sampler nutpie`).
 The worst parameter is that of the worst seed. Models and seeds that are not in the table were not
 measured. Fits of garch11 and mesquite were looked at when the rule for tails that draws do not
-reach was made: what it finds there is not independent evidence for it. Without that rule one of
-the two Gaussians of garch11 was missed, and by the default call as well. Of the models with
-reliable fits, garch11, mesquite, poisson_glmm and gp_ard were measured with it; the rows of the
-others are older, and it acts only where weights say that more than a tenth of an sd is missing.
+reach was made: what it finds there is not independent evidence for it. Only garch11 was measured
+with the limits that the rule has now; mesquite, poisson_glmm and gp_ard with lower ones, and the
+others before it. It acts only where weights say that more than a tenth of an sd is missing.
 
 How many fits with no parameter off were warned of, and how many with one or more off: {counts}.
 

@@ -126,8 +126,7 @@ class Fit:
             self._complete(_scheduled(self.prepared, self.state, n), progress)
             return
         self._paused = self.search.fit(self.prepared.states, n)
-        self._ending = self._complete(self._until(self._pause_at), progress)
-        self._retried = len(self.prepared.states) == 1 < len(self.search.attempts)
+        self._go_on(self._pause_at, progress)
 
     @property
     def paused(self) -> bool:
@@ -136,8 +135,12 @@ class Fit:
 
     def resume(self, progress: ProgressBar) -> None:
         """Go on to the end after a pause."""
+        self._go_on(None, progress)
+
+    def _go_on(self, evaluations: int | None, progress: ProgressBar) -> None:
+        """Go on with what is paused, to its end or up to so many evaluations, and judge it."""
         assert self.search is not None
-        self._ending = self._complete(self._until(None), progress)
+        self._ending = self._complete(self._until(evaluations), progress)
         self._retried = len(self.prepared.states) == 1 < len(self.search.attempts)
 
     def _until(self, evaluations: int | None) -> Iterations:

@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
 
 import pymc_ngvi  # noqa: F401  registers the method
 from pymc_ngvi.core.families import SparseGaussian, all_families
@@ -58,6 +59,12 @@ def fit(model, **options):
     defaults = dict(method="ngvi", random_seed=1, backend="interpreted", progressbar=False)
     defaults["remedy"] = None
     return pm.fit(model=model, **defaults | options)
+
+
+def evaluate(node, seed=1):
+    """Evaluate a graph that PyMC draws at random in, which has no seed of its own."""
+    reseed_rngs(find_rng_nodes([node]), seed)
+    return node.eval()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,7 +16,7 @@ from pymc_ngvi.interface.nest import find_held
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.approximation import NGVINested
 from pymc_ngvi.results.verdict import Verdict, judge
-from tests.conftest import fit
+from tests.conftest import evaluate, fit
 from tests.interface.test_recentre import schools
 from tests.models import MODELS
 
@@ -104,7 +104,7 @@ class TestNested:
         mean, std, cov = nested.mean.eval(), nested.std.eval(), nested.cov.eval()
         np.testing.assert_allclose(mean, nested.distribution.mean)
         np.testing.assert_allclose(std**2, np.diag(cov))
-        tau = nested.sample_node(model["tau"], size=4000).eval()
+        tau = evaluate(nested.sample_node(model["tau"], size=4000))
         _, centre, sd = exact()
         assert abs(np.log(tau).mean() - centre) < 4 * sd / np.sqrt(4000)
         with pytest.raises(TypeError, match="cannot be changed"):

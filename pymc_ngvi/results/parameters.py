@@ -1,4 +1,4 @@
-r"""What importance weights say of each parameter: by how much its mean and its sd are off.
+r"""How far the mean and the sd of each parameter are off, by weights or by draws that were moved.
 
 Where weights can be trusted, they turn draws of the fit into draws of the posterior. The same draws
 with and without weights then tell, for each parameter, how far the posterior's mean is from the
@@ -17,11 +17,10 @@ moments m' and v', a draw contributes
 to the errors of the moments, and an antithetic pair contributes the mean of its two draws. With few
 uneven weights, the two sets of moments share most of their errors, which then cancel.
 
-What no draw of the fit reaches, no weight can tell. A variance that is mostly made in a tail beyond
-the draws comes out too small, and so does its error; yet the largest of the terms
-:math:`w (u - m)^2` then have a heavy tail themselves. Its Pareto shape is the k-hat of a standard
-deviation. Above 0.5, what is said to be missing of a standard deviation is a lower bound, and the
-limit for it is lowered.
+What no draw of the fit reaches, no weight can tell: a variance that is mostly made in a tail beyond
+the draws comes out too small, and so does its error. Draws that were moved towards the posterior
+(:mod:`pymc_ngvi.core.hamiltonian`) do reach it. Their moments are compared with those of the fit;
+the chain of one draw, from move to move, is one observation.
 """
 
 from __future__ import annotations
@@ -34,25 +33,16 @@ import scipy
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.pareto import smooth_ratios
 
 #: A mean is off where the posterior's is further from it than so many standard deviations.
 MOST_SHIFT = 0.2
 #: A standard deviation is off where it differs from the posterior's by more than this share of it.
 MOST_SPREAD = 0.2
-#: Draws do not reach all of the tail where the k-hat of a standard deviation is above the first of
-#: these: the limit for what is missing falls, to the third from the second on. Student densities of
-#: 4 to 30 degrees under Gaussians of several widths were the guide, and a censored regression whose
-#: sd of 0.85 comes out as 0.88: it is not to be called off.
-SEEN_TAIL, UNSEEN_TAIL, LOWERED_SPREAD = 0.5, 0.7, 0.12
 #: Probability that chance alone makes any parameter of an exact fit look different.
 _FALSE_ALARM = 0.05
 
 #: Columns of the table, after its index, the name of the component.
-COLUMNS = (
-    *("variable", "mean", "sd", "shift", "shift_error"),
-    *("sd_ratio", "sd_ratio_error", "sd_khat"),
-)
+COLUMNS = ("variable", "mean", "sd", "shift", "shift_error", "sd_ratio", "sd_ratio_error")
 
 #: A block of antithetic draws: values (2m, p), of which the last m are the partners of the first m.
 Block = tuple[Array, Array]
@@ -128,6 +118,55 @@ class Moments:
         # Rounding may leave less than nothing where the errors cancel.
         return np.sqrt(np.maximum(variance, 0) / max(self.pairs - 1, 1))
 
+    def errors_of_fit(self) -> tuple[Array, Array]:
+        """Return the standard errors (p,) of the plain mean and of the plain sd, in sds."""
+        mean, square = self._sums[3:] / self.pairs
+        variance = square - mean**2
+        zero, one = np.zeros_like(mean), np.ones_like(mean)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            of_mean = np.stack([zero, zero, zero, one, zero]) / np.sqrt(variance)
+            of_sd = np.stack([zero, zero, zero, -2 * mean, one]) / (2 * variance)
+        return self._error(of_mean), self._error(of_sd)
+
+
+def compare_moved(
+    moved: Iterable[Array], mean: Array, sd: Array, errors: tuple[Array, Array]
+) -> dict[str, Array]:
+    """Return what :meth:`Moments.compare` does, by draws that were moved.
+
+    Parameters
+    ----------
+    moved : iterable of array, (n, p)
+        Values at the same n draws after each move.
+    mean, sd : array, (p,)
+        Moments of the fit.
+    errors : tuple of array, (p,)
+        Standard errors of these, in sds.
+    """
+    first = second = np.zeros(())
+    count = 0
+    # A constant has an sd of 0, and neither shift nor ratio.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        for values in moved:
+            u = (values - mean) / sd
+            first, second, count = first + u, second + u**2, count + 1
+        first, second = first / count, second / count  # of each chain
+        m = first.mean(axis=0)
+        v = second.mean(axis=0) - m**2
+        shift, ratio = m / np.sqrt(v), 1 / np.sqrt(v)
+        of_mean, of_variance = first - m, second - 2 * m * first + m**2 - v
+        of_shift = of_mean / np.sqrt(v) - shift / (2 * v) * of_variance
+        of_ratio = -ratio / (2 * v) * of_variance
+        root = np.sqrt(max(len(first) - 1, 1))
+        return {
+            "mean": mean,
+            "sd": sd,
+            "shift": shift,
+            "shift_error": np.hypot(of_shift.std(axis=0) / root, ratio * errors[0]),
+            "sd_ratio": ratio,
+            "sd_ratio_error": np.hypot(of_ratio.std(axis=0) / root, ratio * errors[1]),
+        }
+
 
 def empty_table() -> pandas.DataFrame:
     """Return the table of a fit that was not judged."""
@@ -146,43 +185,23 @@ def make_table(
     variables : sequence of str
         Name of the variable of the model that it belongs to.
     columns : dict of str to array
-        All other columns; `sd_khat` is NaN where it is missing.
+        All other columns.
     """
     index = pandas.Index(np.array(labels, dtype=object), name="parameter")
     data = {"variable": np.array(variables, dtype=object)}
-    columns = {"sd_khat": np.full(len(labels), np.nan), **columns}
     data |= {name: np.asarray(columns[name], dtype=np.float64) for name in COLUMNS[1:]}
     return pandas.DataFrame(data, index=index)
 
 
-def spread_khat(values: Array, log_ratios: Array, log_weights: Array) -> Array:
-    """Return the Pareto shape of what draws contribute to each weighed variance.
+def severity(table: pandas.DataFrame, *, moved: bool = False) -> Array:
+    """By how many of its limits each parameter is off, at the least that its error allows.
 
     Parameters
     ----------
-    values : array, (n, p)
-    log_ratios : array, (n,)
-        Log p - log q, as they are.
-    log_weights : array, (n,)
-        Logarithms of smoothed weights, which sum to 1.
-
-    Returns
-    -------
-    array, (p,)
-    """
-    centred = abs(values - np.exp(log_weights) @ values)
-    with np.errstate(divide="ignore"):
-        terms = log_ratios[:, np.newaxis] + 2 * np.log(centred)
-    return np.array([smooth_ratios(column)[1] for column in terms.T])
-
-
-def narrow(table: pandas.DataFrame) -> NDArray[np.bool_]:
-    """Whether each parameter is narrower than the posterior by so much that its tail matters."""
-    return (1 - table["sd_ratio"] > MOST_SPREAD / 2).to_numpy()
-
-
-def severity(table: pandas.DataFrame) -> Array:
-    """By how many of its limits each parameter is off, at the least that its error allows.
+    table : pandas.DataFrame
+    moved : bool
+        Whether it is of draws that were moved. They come from the fit, and so what they say to be
+        missing of an sd is less than what is, rather than more: no error is taken off it.
 
     Returns
     -------
@@ -190,23 +209,17 @@ def severity(table: pandas.DataFrame) -> Array:
         Above 1 where a mean or a standard deviation is off: it is beyond its limit by more than a
         standard error, and its difference from an exact fit is no chance. The latter takes so many
         standard errors that among all parameters of an exact fit a false alarm is as unlikely as
-        for one. Of a standard deviation whose tail is beyond the draws, less is enough.
-        Infinite where a value is not finite.
+        for one. Infinite where a value is not finite.
     """
     if table.empty:
         return np.empty(0)
     many = -scipy.special.ndtri(_FALSE_ALARM / (4 * len(table)))  # two estimates each, either way
+    bound = np.stack([np.zeros(len(table)), moved & (table["sd_ratio"].to_numpy() < 1)])
     found = []
-    for estimate, error, limit in _estimates(table):
-        least = (estimate - error) / limit
+    for (estimate, error, limit), sure in zip(_estimates(table), bound, strict=True):
+        least = (estimate - np.where(sure, 0.0, error)) / limit
         chance = estimate <= many * error
         found.append(np.where(chance, np.minimum(least, 1), least))
-    # Where draws do not reach all of a tail, its estimate is a bound.
-    khat = np.nan_to_num(table["sd_khat"].to_numpy(), nan=0.0)
-    lowered = np.interp(khat, [SEEN_TAIL, UNSEEN_TAIL], [MOST_SPREAD, LOWERED_SPREAD])
-    unseen = (khat > SEEN_TAIL) & ~chance
-    missing = (1 - table["sd_ratio"] - table["sd_ratio_error"]) / lowered
-    found[1] = np.where(unseen, np.fmax(missing, found[1]), found[1])
     return np.nan_to_num(np.maximum(*found), nan=np.inf, posinf=np.inf)
 
 
@@ -225,9 +238,9 @@ def _estimates(table: pandas.DataFrame) -> list[tuple[Array, Array, float]]:
     ]
 
 
-def worst(table: pandas.DataFrame, n: int) -> pandas.DataFrame:
+def worst(table: pandas.DataFrame, n: int, *, moved: bool = False) -> pandas.DataFrame:
     """Return the n parameters that are off by most, beyond their errors; the worst first."""
-    order = np.argsort(-severity(table), kind="stable")
+    order = np.argsort(-severity(table, moved=moved), kind="stable")
     return table.iloc[order[:n]]
 
 

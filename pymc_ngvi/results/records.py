@@ -261,11 +261,10 @@ def parameters_to_dataset(table: pandas.DataFrame) -> xarray.Dataset:
 
 
 def _saved_parameters(dataset: xarray.Dataset) -> pandas.DataFrame:
-    """Return the table of parameters in a file; an older file has none, or fewer columns."""
+    """Return the table of parameters in a file; an older file has none, or further columns."""
     if "table_parameter" not in dataset:
         return empty_table()
-    names = [name for name in ("parameter", *COLUMNS) if f"table_{name}" in dataset]
-    columns = {name: dataset[f"table_{name}"].values for name in names}
+    columns = {name: dataset[f"table_{name}"].values for name in ("parameter", *COLUMNS)}
     labels, variables = (list(map(str, columns.pop(name))) for name in ("parameter", "variable"))
     return make_table(labels, variables, columns)
 

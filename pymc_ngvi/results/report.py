@@ -84,13 +84,16 @@ class Report:
         What the fit found of the log density: kinks, jumps and flat directions.
     problem : str
         Why the fit could not be judged, where it was tried.
+    moved_draws : int
+        Number of draws, after moves towards the posterior, by which `parameters` were judged; 0
+        where importance weights were enough, or moves too expensive.
     parameters : pandas.DataFrame
-        What importance weights say of each parameter, unconstrained and, where it is transformed,
-        on its own scale: `mean` and `sd` of the fit; `shift`, the posterior's mean less that of the
-        fit, in the posterior's standard deviations; `sd_ratio`, the sd of the fit as a share of
-        the posterior's; and their Monte-Carlo standard errors `shift_error` and `sd_ratio_error`;
-        `sd_khat`, for parameters that look narrow, the k-hat of what draws contribute to their sd.
-        Empty where the fit was not judged. To be trusted as far as the weights, by k-hat.
+        How far each parameter is off, unconstrained and, where it is transformed, on its own scale:
+        `mean` and `sd` of the fit; `shift`, the posterior's mean less that of the fit, in the
+        posterior's standard deviations; `sd_ratio`, the sd of the fit as a share of the
+        posterior's; and their Monte-Carlo standard errors `shift_error` and `sd_ratio_error`. Empty
+        where the fit was not judged. Without `moved_draws`, to be trusted as far as the weights, by
+        k-hat.
     """
 
     status: Status
@@ -121,6 +124,7 @@ class Report:
     problem: str = ""
     backend: str = ""
     family_reason: str = ""
+    moved_draws: int = 0
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
@@ -209,6 +213,7 @@ class Report:
             ess=self.ess,
             draws=self.verdict_draws,
             problem=self.problem,
+            moved=self.moved_draws,
             parameters=self.parameters,
         )
 
@@ -240,7 +245,7 @@ class Report:
     def _worst(self) -> list[tuple[str, str]]:
         """Name the worst parameters, if any is off or if weights cannot tell which are."""
         verdict = self.verdict
-        if verdict.weighable:
+        if verdict.weighable or verdict.moved:
             name, table = "off", verdict.off
         else:
             name, table = "perhaps off", self.parameters
@@ -300,5 +305,6 @@ def _fields_of(verdict: Verdict) -> dict[str, Any]:
         "ess": verdict.ess,
         "verdict_draws": verdict.draws,
         "problem": verdict.problem,
+        "moved_draws": verdict.moved,
         "parameters": verdict.parameters,
     }

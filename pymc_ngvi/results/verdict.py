@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas
 
 from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.estimators import mean_and_error
-from pymc_ngvi.core.families import standard_normal
-from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.target import ModelTarget
+from pymc_ngvi.results.checks import (
+    FEWEST_MOVED,
+    MOST_MOVED,
+    MOVES,
+    NUMBERS,
+    SETTLING,
+    STEPS,
+    Check,
+    FreshDraws,
+)
 from pymc_ngvi.results.draws import OwnScale
 from pymc_ngvi.results.importance import Importance
 from pymc_ngvi.results.parameters import (
-    Block,
-    Moments,
     beyond,
     describe,
     empty_table,
-    make_table,
-    narrow,
     severity,
-    spread_khat,
     worst,
 )
 
@@ -44,12 +47,11 @@ GOOD_KHAT = 0.5
 LEAST_EFFICIENCY = 0.2
 #: Where more of the draws than this share are effective, the ratios are nearly equal.
 FULL_EFFICIENCY = 0.95
-#: Where fewer are, a thousand draws may miss the tail that would tell of a bad fit.
-CLEAR_EFFICIENCY = 0.8
-#: Of so many parameters at most, those that look narrowest, the tails are looked at.
-_TAILS = 50
-#: Numbers in the draws that are held at a time.
-_NUMBERS = 2**21
+#: Where fewer are, or an sd seems to be less than this share of the posterior's, draws of the fit
+#: may miss the tail that would tell of a bad fit.
+CLEAR_EFFICIENCY, CLEAR_SPREAD = 0.8, 0.95
+#: What a gradient costs, in log densities, roughly.
+_GRADIENT_PRICE = 3
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ class Verdict:
         Number of draws it was judged on; 0 for a fit that was not judged.
     problem : str
         Why the fit could not be judged, where it was tried.
+    moved : int
+        Number of draws, after moves towards the posterior, by which the parameters were judged; 0
+        where weights were enough, or moves too expensive.
     parameters : pandas.DataFrame
-        What the weights say of each parameter; empty where the fit was not judged.
+        How far each parameter is off, by moved draws or else by weights; empty where the fit was
+        not judged.
     """
 
     elbo: float = np.nan
@@ -78,6 +84,7 @@ class Verdict:
     ess: float = np.nan
     draws: int = 0
     problem: str = ""
+    moved: int = 0
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     @property
@@ -102,17 +109,20 @@ class Verdict:
         """Whether a large k-hat is about tails that hold hardly any of the posterior.
 
         k-hat does not depend on the scale of the log ratios: where a fit is nearly exact they are
-        all near a constant, and their tail may have any shape.
+        all near a constant, and their tail may have any shape. Where it is less so, it takes draws
+        that were moved into the tails to tell.
         """
-        many = self.ess > FULL_EFFICIENCY * self.draws
+        many = self.ess > (CLEAR_EFFICIENCY if self.moved else FULL_EFFICIENCY) * self.draws
         return many and UNRELIABLE_KHAT < self.khat < np.inf
 
     @property
     def off(self) -> pandas.DataFrame:
-        """Parameters that trustworthy weights show to be off beyond the limits, worst first."""
-        if not self.weighable:
+        """Parameters that moved draws or trustworthy weights show to be off, worst first."""
+        if not (self.weighable or self.moved):
             return self.parameters.iloc[:0]
-        return worst(self.parameters, int((severity(self.parameters) > 1).sum()))
+        moved = self.moved > 0
+        count = int((severity(self.parameters, moved=moved) > 1).sum())
+        return worst(self.parameters, count, moved=moved)
 
     @property
     def unclear(self) -> bool:
@@ -130,6 +140,14 @@ class Verdict:
         return self.weighable and bool(
             np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))
         )
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether draws beyond those of the fit may change the word, from good or from bad."""
+        if not self.weighable:
+            return self.ess > CLEAR_EFFICIENCY * self.draws
+        narrow = bool((self.parameters["sd_ratio"] < CLEAR_SPREAD).any())
+        return not len(self.off) and (narrow or self.ess < CLEAR_EFFICIENCY * self.draws)
 
     def __str__(self) -> str:
         if not self.draws or np.isnan(self.khat):
@@ -207,124 +225,16 @@ def judge(
             problem = f"batches leave {full.noise:.2g} nats of noise in the log density"
             return Verdict(elbo, elbo_se, draws=draws, problem=problem)
         importance = Importance.from_ratios(log_ratios)
-        table = check_parameters(fresh, importance.log_weights, own, target)
-        verdict = Verdict(elbo, elbo_se, importance.khat, importance.ess, draws, "", table)
+        check = Check(fresh, importance.log_weights, own, target)
+        verdict = Verdict(
+            elbo, elbo_se, importance.khat, importance.ess, draws, parameters=check.weighed()
+        )
         if not (more and verdict.unclear and MORE_DRAWS * draws <= affordable):
             break
         draws *= MORE_DRAWS
+    chains = int(min(affordable / (_GRADIENT_PRICE * MOVES * STEPS), NUMBERS / q.dim, MOST_MOVED))
+    if verdict.doubtful and chains >= FEWEST_MOVED and not target.reads_batches:
+        moved = check.moved(chains)
+        if moved is not None:
+            return replace(verdict, parameters=moved, moved=chains * (MOVES - SETTLING))
     return verdict
-
-
-class FreshDraws:
-    """Antithetic draws from a distribution in blocks that are made again when they are needed.
-
-    So they take little memory, however many draws and parameters there are.
-
-    Parameters
-    ----------
-    q : Distribution
-    rng : numpy.random.Generator
-        Gives the seed of the draws: one number, however many draws are made.
-    """
-
-    def __init__(self, q: Distribution, rng: np.random.Generator) -> None:
-        self.q = q
-        self._seed = int(rng.integers(2**63))
-        self._pairs: list[int] = []  # in each block
-        self._log_ratios = np.empty((2, 0))  # of the first draws of the pairs, and of the second
-
-    def _generator(self, block: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, block])
-
-    def extend(self, log_density: Callable[[Array], Array], n: int) -> Array:
-        """Add blocks until there are n draws, an even number.
-
-        Returns
-        -------
-        array, (n,)
-            Log p - log q at all draws; the second half are the partners of the first.
-        """
-        most = max(_NUMBERS // (2 * self.q.dim), 1)
-        parts = [self._log_ratios]
-        while (missing := n // 2 - sum(self._pairs)) > 0:
-            rng, size = self._generator(len(self._pairs)), min(missing, most)
-            parts.append(fresh_log_ratios(log_density, self.q, rng, 2 * size).reshape(2, size))
-            self._pairs.append(size)
-        self._log_ratios = np.concatenate(parts, axis=1)
-        return self.log_ratios
-
-    @property
-    def log_ratios(self) -> Array:
-        """Log p - log q (n,) at all draws."""
-        return self._log_ratios.ravel()
-
-    def weighed(self, log_weights: Array) -> Iterator[Block]:
-        """Make the draws of each block again, with their weights, of which the mean is 1."""
-        weights = np.exp(log_weights + np.log(log_weights.size)).reshape(2, -1)
-        start = 0
-        for block, size in enumerate(self._pairs):
-            z = standard_normal(2 * size, self.q.dim, self._generator(block), antithetic=True)
-            yield self.q.unwhiten(z), weights[:, start : start + size].ravel()
-            start += size
-
-
-def check_parameters(
-    fresh: FreshDraws, log_weights: Array, own: OwnScale, target: ModelTarget
-) -> pandas.DataFrame:
-    """Compare draws with and without weights, for each component on both of its scales.
-
-    Parameters
-    ----------
-    fresh : FreshDraws
-    log_weights : array, (n,)
-    own : OwnScale
-        The transformed variables on their own scale.
-    target : ModelTarget
-        Its layout names the unconstrained components.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The unconstrained components, then those of transformed variables on their own scale. The
-        former have the exact mean and sd of the distribution.
-    """
-    blocks = fresh.weighed(log_weights)
-    columns = Moments((np.hstack([x, own(x)]), weights) for x, weights in blocks).compare()
-    columns["mean"][: fresh.q.dim] = fresh.q.mean
-    columns["sd"][: fresh.q.dim] = np.sqrt(fresh.q.variance)
-    slots = [*target.layout.slots, *own.slots()]
-    labels = [slot.label(i) for slot in slots for i in range(slot.size)]
-    variables = [slot.variable for slot in slots for _ in range(slot.size)]
-    table = make_table(labels, variables, columns)
-    looked_at = np.flatnonzero(narrow(table))
-    looked_at = looked_at[np.argsort(columns["sd_ratio"][looked_at])[:_TAILS]]
-    if looked_at.size:
-        parts = [np.hstack([x, own(x)])[:, looked_at] for x, _ in fresh.weighed(log_weights)]
-        # As the ratios are: first the first draws of all pairs, then their partners.
-        halves = [part.reshape(2, -1, looked_at.size) for part in parts]
-        values = np.concatenate(halves, axis=1).reshape(-1, looked_at.size)
-        khat = spread_khat(values, fresh.log_ratios, log_weights)
-        table.iloc[looked_at, table.columns.get_loc("sd_khat")] = khat
-    # The diagonal of a correlation matrix, and other constants, are no parameters.
-    return table[table["sd"] != 0]
-
-
-def fresh_log_ratios(
-    log_density: Callable[[Array], Array],
-    q: Distribution,
-    rng: np.random.Generator,
-    n: int,
-) -> Array:
-    """Log p - log q (n,) at fresh antithetic draws from q.
-
-    Parameters
-    ----------
-    log_density : callable
-        Maps draws (n, d) to log p (n,).
-    q : Distribution
-    rng : numpy.random.Generator
-    n : int
-        Number of draws.
-    """
-    z = standard_normal(n, q.dim, rng, antithetic=True)
-    return np.asarray(log_density(q.unwhiten(z)) - q.log_density_whitened(z))

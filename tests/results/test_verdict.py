@@ -10,8 +10,9 @@ import pytest
 import pymc_ngvi as ngvi
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
 from pymc_ngvi.model.compilation import compile_target
+from pymc_ngvi.results.checks import FreshDraws, fresh_log_ratios
 from pymc_ngvi.results.parameters import make_table
-from pymc_ngvi.results.verdict import FreshDraws, Verdict, fresh_log_ratios, judge
+from pymc_ngvi.results.verdict import Verdict, judge
 from tests.conftest import fit
 from tests.models import MODELS
 
@@ -91,7 +92,7 @@ class TestWords:
 class TestDraws:
     def test_blocks_are_made_again(self, monkeypatch):
         """However small the blocks are, draws come again with the ratios they had."""
-        monkeypatch.setattr("pymc_ngvi.results.verdict._NUMBERS", 50)
+        monkeypatch.setattr("pymc_ngvi.results.checks.NUMBERS", 50)
         q = FullGaussian.from_mean_covariance([1.0, 2.0], [[2.0, 0.5], [0.5, 1.0]])
         fresh = FreshDraws(q, np.random.default_rng(1))
         first = fresh.extend(lambda x: x[:, 0], 30)
@@ -211,16 +212,115 @@ def test_log_ratios_of_an_exact_fit_are_constant():
     np.testing.assert_allclose(ratios, ratios[0])
 
 
-def test_an_sd_is_off_if_enough_is_seen_and_more_is_beyond_the_draws():
-    """The fit has 0.77 of the sd; weights on 9,000 draws say 0.84, which is within the limit."""
+def student(degrees):
     with pm.Model() as model:
-        pm.StudentT("heavy", nu=5, mu=0, sigma=1)
+        pm.StudentT("heavy", nu=degrees, mu=0.0, sigma=1.0)
         pm.Normal("other")
-    q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [1.0, 1.0])
-    verdict = judge(target_of(model), q, np.random.default_rng(1), spent=100_000)
-    heavy, other = verdict.parameters.loc["heavy"], verdict.parameters.loc["other"]
-    assert 0.8 < heavy["sd_ratio"] < 0.9
-    assert heavy["sd_khat"] > 0.6
-    assert np.isnan(other["sd_khat"])
-    assert verdict.weighable
-    assert list(verdict.off.index) == ["heavy"]
+    return target_of(model)
+
+
+class TestMoves:
+    """Draws that are moved where weights leave doubt."""
+
+    def test_an_sd_is_off_though_weights_do_not_say_so(self):
+        """The fit has 0.71 of the sd; weights say that it is within the limit."""
+        q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [1.0, 1.0])
+        verdict = judge(student(4.0), q, np.random.default_rng(1), spent=100_000)
+        heavy, other = verdict.parameters.loc["heavy"], verdict.parameters.loc["other"]
+        assert verdict.moved
+        assert heavy["sd_ratio"] < 0.8
+        assert other["sd_ratio"] == pytest.approx(1, abs=4 * other["sd_ratio_error"])
+        assert list(verdict.off.index) == ["heavy"]
+
+    @pytest.mark.parametrize(
+        ("degrees", "variance"), [(4, 1.0), (8, 0.7), (8, 1.1), (30, 0.9), (4, 1.6)]
+    )
+    def test_students_of_which_a_fifth_of_the_sd_is_missing_are_told_from_others(
+        self, degrees, variance
+    ):
+        """Those of 0.71 and 0.72 of the sd are warned of; none of 0.89 and more is called off.
+
+        A single draw in the tail may leave weights that cannot be trusted: that warns, too.
+        """
+        truth = np.sqrt(variance * (degrees - 2) / degrees)
+        q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [variance, 1.0])
+        target = student(float(degrees))
+        called = []
+        for seed in range(10):
+            verdict = judge(target, q, np.random.default_rng(seed), spent=100_000)
+            called.append(verdict.unreliable if truth < 0.8 else len(verdict.off) > 0)
+        if truth < 0.8:
+            assert all(called)
+        else:
+            assert truth > 0.88
+            assert not any(called)
+
+    def test_they_follow_a_ridge_that_no_weight_reaches(self):
+        """In a funnel whose neck was fitted, the wide part is far away from all draws."""
+        with pm.Model() as model:
+            scale = pm.Normal("log_scale", 0.0, 1.0)
+            pm.Normal("x", 0.0, pt.exp(scale / 2), shape=3)
+        q = DiagonalGaussian.from_mean_variance([-0.3, 0.0, 0.0, 0.0], [0.45, 0.8, 0.8, 0.8])
+        verdict = judge(target_of(model), q, np.random.default_rng(1), spent=100_000)
+        assert verdict.unreliable
+        if verdict.weighable:
+            assert verdict.moved
+            assert "log_scale" in verdict.off.index
+
+    def test_a_good_fit_is_not_moved(self):
+        model = MODELS["conjugate_normal"]()
+        report = fit(model).report
+        assert report.moved_draws == report.verdict.moved == 0
+
+    def test_they_take_no_more_than_can_be_afforded(self, monkeypatch):
+        monkeypatch.setattr("pymc_ngvi.results.verdict._CHEAP", 0)
+        monkeypatch.setattr("pymc_ngvi.results.verdict.FEWEST_DRAWS", 1000)
+        q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [1.0, 1.0])
+        target, evaluated = student(4.0), []
+        evaluate = target.evaluate
+
+        def counted(draws, curvature):
+            evaluated.append(len(draws))
+            return evaluate(draws, curvature)
+
+        monkeypatch.setattr(target, "evaluate", counted)
+        verdict = judge(target, q, np.random.default_rng(1), spent=0)
+        assert not verdict.moved
+        assert not evaluated
+        spent = 6000
+        verdict = judge(target, q, np.random.default_rng(1), spent=spent)
+        assert verdict.moved
+        # A gradient counts as three log densities.
+        assert 3 * sum(evaluated) <= 1.05 * target.hessian_price * spent / 3
+
+    def test_moves_that_are_rejected_leave_it_to_the_weights(self, monkeypatch):
+        monkeypatch.setattr("pymc_ngvi.results.checks.LEAST_ACCEPTED", 1.1)
+        q = DiagonalGaussian.from_mean_variance([0.0, 0.0], [1.0, 1.0])
+        verdict = judge(student(4.0), q, np.random.default_rng(1), spent=100_000)
+        assert not verdict.moved
+        assert verdict.parameters.loc["heavy", "sd_ratio"] > 0.8
+
+    def test_moved_draws_tell_whether_a_large_khat_is_about_tails_only(self):
+        edge = {"khat": 0.72, "ess": 900, "draws": 1000}
+        assert Verdict(**edge, parameters=checks()).unreliable
+        assert Verdict(**edge, parameters=checks()).doubtful
+        moved = Verdict(**edge, moved=500, parameters=checks())
+        assert not moved.unreliable
+        assert str(moved).endswith("good but for the tails")
+        bad = Verdict(**edge, moved=500, parameters=checks(ratio=0.7))
+        assert bad.unreliable
+        assert list(bad.off.index) == ["psi"]
+        few = {"khat": 0.72, "ess": 700, "draws": 1000}
+        assert Verdict(**few, moved=500, parameters=checks()).unreliable
+
+    def test_where_they_are_called_for(self):
+        def doubtful(khat=0.3, ess=900, **off):
+            return Verdict(khat=khat, ess=ess, draws=1000, parameters=checks(**off)).doubtful
+
+        assert not doubtful()
+        assert doubtful(ratio=0.93)
+        assert doubtful(ess=700)
+        assert not doubtful(ratio=0.5)  # that is clear
+        assert not doubtful(khat=0.9, ess=300)
+        assert doubtful(khat=0.9)
+        assert not Verdict(khat=np.nan, ess=np.nan, draws=1000, parameters=checks()).doubtful

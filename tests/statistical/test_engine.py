@@ -11,7 +11,7 @@ import pytest
 
 from pymc_ngvi.core.estimators import Stein
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
-from pymc_ngvi.results.verdict import fresh_log_ratios
+from pymc_ngvi.results.checks import fresh_log_ratios
 from tests.engine.test_automatic import Regression
 from tests.targets import LogisticTarget, PoissonTarget, fit
 

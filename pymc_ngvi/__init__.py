@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         ScheduleError,
         UnreliableFit,
     )
-    from pymc_ngvi.interface.inference import NGVI, fit_ngvi
+    from pymc_ngvi.interface.calls import fit_ngvi
+    from pymc_ngvi.interface.inference import NGVI
     from pymc_ngvi.model.loader import Loader
     from pymc_ngvi.model.minibatches import full_data
     from pymc_ngvi.model.sources.parquet import Parquet
@@ -75,7 +76,7 @@ _HOMES = {
     "UnreliableFit": "errors",
     "bambi_results": "results.bambi",
     "compare": "results.comparison",
-    "fit_ngvi": "interface.inference",
+    "fit_ngvi": "interface.calls",
     "full_data": "model.minibatches",
     "load": "results.approximation",
     "loo": "results.comparison",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,29 +18,15 @@ from pymc_ngvi.engine.derivatives import Finding, examine
 from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.engine.search import Search
 from pymc_ngvi.engine.settings import DEFAULTS, Settings
-from pymc_ngvi.errors import (
-    BudgetSpent,
-    EstimatorChanged,
-    NonFiniteError,
-    UnreliableFit,
-    first_line,
-    warn,
-)
+from pymc_ngvi.errors import NonFiniteError, UnreliableFit, first_line, warn
 from pymc_ngvi.interface.interrupts import Shield
+from pymc_ngvi.interface.notes import Note, notes_of_engine, warn_of_ending
 from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.target import Reading
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict, judge
-
-
-class Note(NamedTuple):
-    """What a fit found of the log density: for the report, and as a warning if it is one."""
-
-    text: str
-    category: type[Warning] | None
-
 
 PyMCCallback: TypeAlias = Callable[[Any, np.ndarray | None, int], object]
 
@@ -79,6 +63,8 @@ class Fit:
         How good the last result is.
     search : Search or None
         The automatic engine with its starts; None where a schedule was given.
+    stopwatch : Stopwatch
+        Where the time went.
     """
 
     def __init__(
@@ -101,11 +87,7 @@ class Fit:
         self.state = prepared.states[0]
         self.history: list[Info] = []
         self.search = make_search(prepared) if prepared.options.automatic else None
-        self._seconds = {
-            "build": prepared.seconds,
-            "fit": prepared.warming_seconds,
-            "verdict": 0.0,
-        }
+        self.stopwatch = prepared.stopwatch
         self.verdict = Verdict()
         self._ending: Status | None = None
         self._retried = False
@@ -170,7 +152,7 @@ class Fit:
             warn(f"ngvi: {message}", UnreliableFit)
         if self._ending is not None:
             accuracy = self.prepared.options.accuracy
-            _warn_of_ending(self._ending, accuracy, retried=self._retried)
+            warn_of_ending(self._ending, accuracy, retried=self._retried)
         self._ending = None
 
     def refine(self, n: int, progress: ProgressBar) -> None:
@@ -189,7 +171,7 @@ class Fit:
         result: Result | None = None
         with Shield() as shield:
             try:
-                with self._timed("fit"), shield.lifted():
+                with self.stopwatch.timed("fit"), shield.lifted():
                     result = algorithm.drive(iterations, self.state, callbacks, target)
                     self._examine(result)
             except KeyboardInterrupt:  # outside the iterations, which keep their own state
@@ -228,7 +210,7 @@ class Fit:
         """Keep the result, judge it, and report."""
         result = self._keep(result)
         before = self.prepared.target.reading
-        with self._timed("verdict"):
+        with self.stopwatch.timed("verdict"):
             self.verdict = self._judge(result, shield)
         self.approx.report = self._report(result, self.verdict, before)
 
@@ -272,9 +254,9 @@ class Fit:
             estimator=getattr(estimator, "name", repr(estimator)),
             backend=self.prepared.target.backend,
             family_reason=self.family_reason,
-            compile_seconds=self._seconds["build"],
-            fit_seconds=self._seconds["fit"],
-            verdict_seconds=self._seconds["verdict"],
+            compile_seconds=self.stopwatch.seconds["build"],
+            fit_seconds=self.stopwatch.seconds["fit"],
+            verdict_seconds=self.stopwatch.seconds["verdict"],
             starts=() if self.search is None else self.search.attempts,
             notes=tuple(note.text for note in self._notes),
             fitting=fitting,
@@ -305,22 +287,11 @@ class Fit:
     @property
     def _findings(self) -> list[Note]:
         if self.search is not None:
-            return _notes_of_engine(self.search.engine, self.prepared.target.layout.label)
+            return notes_of_engine(self.search.engine, self.prepared.target.layout.label)
         if self._misleading is None:
             return []
         advice = f'give estimator="{self._misleading.replacement.name}"'
         return [Note(f"{self._misleading}: {advice}", UnreliableFit)]
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        target = self.prepared.target
-        begin, before = time.perf_counter(), target.building_seconds
-        try:
-            yield
-        finally:
-            building = target.building_seconds - before
-            self._seconds["build"] += building
-            self._seconds[stage] += time.perf_counter() - begin - building
 
 
 def make_search(prepared: Prepared, settings: Settings = DEFAULTS) -> Search:
@@ -355,43 +326,6 @@ def _scheduled(prepared: Prepared, state: State, n: int) -> Iterations:
     )
 
 
-def _notes_of_engine(engine: Engine, label: Callable[[int], str]) -> list[Note]:
-    """Say which kinks and jumps, and which flat direction, the automatic engine has found."""
-    notes = [
-        Note(
-            f'{found}; the fit went on with estimator="{found.replacement.name}"', EstimatorChanged
-        )
-        for found in engine.findings
-    ]
-    for direction, what in (
-        (engine.improper, "the posterior is not proper along {}: give a proper prior"),
-        (engine.flat, "the log density is flat along {}, as far as the fit came"),
-    ):
-        if direction is not None:
-            components = ", ".join(map(label, direction.components[:5]))
-            notes.append(Note(what.format(components), UnreliableFit))
-    return notes
-
-
 def _difference(later: Reading, earlier: Reading) -> Reading:
     """Return what was read in `later` and not in `earlier`."""
     return replace(later, rows=later.rows - earlier.rows, anchors=later.anchors - earlier.anchors)
-
-
-def _warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:
-    """Warn where the automatic engine did not converge, or only from other starts."""
-    budgets = {Status.MAX_ITERATIONS: "n", Status.MAX_EVALUATIONS: "max_evaluations"}
-    if status in budgets:
-        warn(
-            f"ngvi stopped on its budget before reaching accuracy={accuracy:g}: "
-            f"raise {budgets[status]}, or call refine",
-            BudgetSpent,
-        )
-    elif status == Status.STALLED:
-        warn(
-            "ngvi found no step that improves the ELBO, from any start: the result is not an "
-            "optimum. Give start=, or write the model in other parameters",
-            UnreliableFit,
-        )
-    elif retried:
-        warn("ngvi: the first start ended badly; this is the best of others, see the report")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import inspect
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -15,7 +14,7 @@ import pymc
 from pymc.progress_bar import default_progress_theme
 from pymc.variational.inference import Inference
 
-from pymc_ngvi.arguments import as_generator, check_count, check_mapping, told
+from pymc_ngvi.arguments import as_generator, check_count, told
 from pymc_ngvi.core.algorithm import State
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.interface.family import choose_family
@@ -32,6 +31,7 @@ from pymc_ngvi.interface.remedies import (
     when_to_pause,
 )
 from pymc_ngvi.interface.start import Start, centring_of, resolve_starts
+from pymc_ngvi.interface.stopwatch import Stopwatch
 from pymc_ngvi.interface.threads import suitable_threads
 from pymc_ngvi.model.centring import Degrees, check_degrees, recentred
 from pymc_ngvi.model.compilation import compile_target
@@ -92,7 +92,12 @@ class NGVI(Inference):
         self._compilation = (backend, compile_kwargs)
         self._loader = loader
         self._centring = self._given_centring()
-        begin = time.perf_counter()
+        self._stopwatch = Stopwatch()
+        with self._stopwatch.timed("build"):
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Build the target, and settle what the options leave to the model."""
         self._target = self._build_target()
         self._chosen = choose_family(self.options, self._target)
         self._resolved = dataclasses.replace(
@@ -103,7 +108,6 @@ class NGVI(Inference):
         )
         self._starts = resolve_starts(self._resolved, self._target.model, self._target.layout)
         self._try_parts(self._resolved, self._starts)
-        self._building_seconds = time.perf_counter() - begin
 
     @cached_property
     def approx(self) -> NGVIApproximation:  # type: ignore[override]
@@ -204,11 +208,14 @@ class NGVI(Inference):
             bar.stage("building")
             self._restore_gaussian()
             self._update_target(backend, compile_kwargs)
-            prepared = prepare(self._target, first, starts, rng, seconds=self._building_seconds)
+            stopwatch = copy.deepcopy(self._stopwatch)  # each fit has its own
+            with stopwatch.timed("build"):
+                prepared = prepare(self._target, first, starts, rng, stopwatch)
             stack.enter_context(suitable_threads(self._target))
             if n and first.may_recentre and "approx" not in vars(self):
                 bar.stage("centring")
-                prepared = self._recentre(prepared)
+                with stopwatch.timed("fit"):
+                    prepared = self._recentre(prepared)
             self._fit = Fit(
                 prepared,
                 self.approx,
@@ -336,73 +343,3 @@ class NGVI(Inference):
         return start.gaussian or self._chosen.family.from_curvature(
             start.point_or(self._target.initial_point), None, deviations=start.deviations
         )
-
-
-# The keywords of `NGVI.fit` itself. Any other keyword of `pm.fit` belongs to the constructor.
-_FIT_KEYWORDS = {
-    name
-    for name, parameter in inspect.signature(NGVI.fit).parameters.items()
-    if parameter.kind is not parameter.VAR_KEYWORD and name not in ("self", "n")
-}
-
-
-def fit_method(
-    method: str | NGVI,
-    n: int = 10_000,
-    *,
-    model: pymc.Model | None = None,
-    inf_kwargs: Mapping[str, Any] | None = None,
-    **keywords: Any,
-) -> Any:
-    """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
-    given = check_mapping("inf_kwargs", inf_kwargs) | {
-        name: value
-        for name, value in keywords.items()
-        # None is PyMC's own default for these, and says nothing.
-        if value is not None or name not in ("random_seed", "start", "start_sigma", "backend")
-    }
-    if isinstance(method, NGVI):
-        if model is not None and model is not method.model:
-            raise ValueError(
-                "model: the instance of NGVI has a model of its own, which is another one: leave "
-                "model out, or give it to NGVI(model=...)"
-            )
-        return method.fit(n, **given)
-    options, rest = split_keywords(given, _FIT_KEYWORDS | {"loader"})
-    compilation = {name: rest.pop(name, None) for name in ("backend", "compile_kwargs", "loader")}
-    run = Run(n=n, **rest)  # which raises before the model is looked at
-    bar = ProgressBar(int(n), enabled=run.progressbar, theme=run.progressbar_theme)
-    with bar:
-        bar.stage("building")
-        inference = NGVI(model=model, **compilation, **options)
-        inference._bar = bar
-        return inference.fit(n, **rest)
-
-
-def fit_ngvi(
-    n: int = 10_000,
-    *,
-    model: pymc.Model | None = None,
-    draws: int = 1000,
-    **keywords: Any,
-) -> Any:
-    """Fit by NGVI and return draws from the approximate posterior.
-
-    Parameters
-    ----------
-    n : int
-        Iterations at most.
-    model : pymc.Model, optional
-        Model to fit; by default the model of the context.
-    draws : int
-        Number of draws.
-    **keywords
-        Any other keyword of ``pm.fit(method="ngvi")``.
-
-    Returns
-    -------
-    arviz.InferenceData or xarray.DataTree
-    """
-    if keywords.pop("return_inferencedata", True) is not True:
-        raise TypeError("fit_ngvi returns InferenceData; pm.fit returns the approximation")
-    return fit_method("ngvi", n, model=model, draws=draws, return_inferencedata=True, **keywords)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Status
 from pymc_ngvi.core.conditional import Split
-from pymc_ngvi.core.families import SparseGaussian
 from pymc_ngvi.core.nested import MOST_HELD
 from pymc_ngvi.engine.bending import choose_held, curvature_changes
 from pymc_ngvi.engine.nesting import NestedFit, Nesting
@@ -62,16 +59,10 @@ class Nester:
     fit : Fit
         That of the Gaussian, by the automatic engine.
     progress : ProgressBar
-
-    Attributes
-    ----------
-    seconds : dict of str to float
-        What was spent on "fit" and on "verdict".
     """
 
     def __init__(self, fit: Fit, progress: ProgressBar) -> None:
         self.fit, self.progress = fit, progress
-        self.seconds = {"fit": 0.0, "verdict": 0.0}
         self._begun: list[Nesting] = []
 
     @property
@@ -124,7 +115,7 @@ class Nester:
         starts = {slot.variable: slot.start for slot in self._layout}
         ranked = [starts[name] for name in self.ranked()]
         self.progress.stage("nesting")
-        with self._timed("fit"):
+        with self.fit.stopwatch.timed("fit"):
             nesting = choose_held(ranked, self._begin)
         while nesting is not None:
             try:
@@ -135,7 +126,7 @@ class Nester:
             held = nesting.split.held
             if held.size > 1 or self.evaluations >= self.fit.prepared.options.max_evaluations:
                 return
-            with self._timed("fit"):
+            with self.fit.stopwatch.timed("fit"):
                 nesting = choose_held(ranked, self._begin, beside=held[0])
 
     @property
@@ -156,8 +147,7 @@ class Nester:
         q, prepared = self.fit.state.q, self.fit.prepared
         if budget is None:
             budget = prepared.options.max_evaluations - self.evaluations
-        structure = q.structure if isinstance(q, SparseGaussian) else None
-        split = Split(q.dim, held)
+        split, structure = Split(q.dim, held), prepared.target.structure
         nesting = Nesting(self._problem, q, split, prepared.rng, structure, budget)
         self._begun.append(nesting)
         return nesting
@@ -166,7 +156,7 @@ class Nester:
         """Fit on the whole grid, judge, and report."""
         prepared, gaussian = self.fit.prepared, self.fit.approx
         self.progress.stage("nesting")
-        with self._timed("fit"):
+        with self.fit.stopwatch.timed("fit"):
             nested = nesting.fit()
         approx = create_approximation(
             gaussian.model,
@@ -176,7 +166,7 @@ class Nester:
         )
         approx.take_records(gaussian)
         self.progress.stage("judging")
-        with self._timed("verdict"):
+        with self.fit.stopwatch.timed("verdict"):
             spent = nested.evaluations
             verdict = judge(prepared.target, nested.distribution, prepared.rng, spent=spent)
         assert gaussian.report is not None
@@ -195,11 +185,3 @@ class Nester:
             family=nested.distribution.name,
             notes=(*report.notes, note),
         )
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] += time.perf_counter() - begin

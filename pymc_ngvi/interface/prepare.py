@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.errors import warn
 from pymc_ngvi.interface.options import Options, Parts
 from pymc_ngvi.interface.start import Start, other_points
+from pymc_ngvi.interface.stopwatch import Stopwatch
 from pymc_ngvi.model.hessian import HessianUnavailableError
 from pymc_ngvi.model.target import ModelTarget
 
@@ -113,10 +113,8 @@ class Prepared:
     maker : StateMaker
         Makes further states, should these not do.
     rng : numpy.random.Generator
-    seconds : float
-        Time that building the target took.
-    warming_seconds : float
-        Time that warm-ups took which have led to the states.
+    stopwatch : Stopwatch
+        Tells the time of the fit, from the building of its target on.
     recentred : str
         How variables were recentred, for the report.
     """
@@ -127,8 +125,7 @@ class Prepared:
     states: list[State]
     maker: StateMaker
     rng: np.random.Generator
-    seconds: float
-    warming_seconds: float = 0.0
+    stopwatch: Stopwatch
     recentred: str = ""
 
 
@@ -137,8 +134,7 @@ def prepare(
     options: Options,
     starts: Sequence[Start],
     rng: np.random.Generator,
-    *,
-    seconds: float = 0.0,
+    stopwatch: Stopwatch,
 ) -> Prepared:
     """Compile the target, check the starts, and make the states to start from.
 
@@ -149,15 +145,15 @@ def prepare(
     starts : sequence of Start
         Those given, or one that leaves the point to PyMC.
     rng : numpy.random.Generator
-    seconds : float
-        Time that was spent before.
+    stopwatch : Stopwatch
+        Told of the target, whose building it counts.
 
     Raises
     ------
     pymc.exceptions.SamplingError
         Where the log density is not finite at a start.
     """
-    begin = time.perf_counter()
+    stopwatch.watch(target)
     if options.control_variates and not target.reads_batches:
         raise ValueError(
             "control_variates=True is for models that read batches of their data, by "
@@ -176,8 +172,7 @@ def prepare(
     if not has_hessians and _asks_for_hessians(parts, target, states[0]):
         stein = Stein(antithetic=getattr(parts.estimator, "antithetic", True))
         parts = dataclasses.replace(parts, estimator=stein)
-    seconds += time.perf_counter() - begin
-    return Prepared(target, options, parts, states, maker, rng, seconds)
+    return Prepared(target, options, parts, states, maker, rng, stopwatch)
 
 
 def _asks_for_hessians(parts: Parts, target: ModelTarget, state: State) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from pymc_ngvi.model.centring import (
     recentred_draws,
 )
 from pymc_ngvi.model.target import ModelTarget
-from pymc_ngvi.results.verdict import fresh_log_ratios
+from pymc_ngvi.results.checks import fresh_log_ratios
 
 #: Draws on which two parametrisations are compared, by their log densities alone.
 COMPARED_DRAWS = 1000
@@ -72,21 +71,19 @@ def choose_centring(
     names = candidates(model, factorised=options.parts.family.factorised)
     if not names or target.reads_batches:
         return Recentred(prepared, {})
-    clock = _Clock(prepared)
     try:
         first = _warm_up(prepared)
     except (NonFiniteError, DomainError):
         return Recentred(prepared, {})  # which fails in the same way, or finds another start
     degrees = propose_degrees(model, target.layout, names, first.q)
     if not degrees:
-        return Recentred(clock.stop(_from_state(prepared, first)), {})
+        return Recentred(_from_state(prepared, first), {})
     try:
-        begin = time.perf_counter()
-        other = build_target(recentred(model, degrees))
-        clock.add(other, time.perf_counter() - begin)
         start = Start(in_family(_carried(first.q, target, degrees), options.parts.family))
         plain = dataclasses.replace(options, start=None)
-        changed = prepare(other, plain, [start], prepared.rng)
+        with prepared.stopwatch.timed("build"):
+            other = build_target(recentred(model, degrees))
+            changed = prepare(other, plain, [start], prepared.rng, prepared.stopwatch)
         changed = _from_state(changed, changed.states[0], first.evaluations)
         for settings in (DEFAULTS, _JUDGED):
             second = _warm_up(changed, settings)
@@ -95,40 +92,13 @@ def choose_centring(
                 break
             changed = _from_state(changed, second)
     except (NonFiniteError, DomainError, SamplingError, np.linalg.LinAlgError):
-        return Recentred(clock.stop(_from_state(prepared, first)), {})
+        return Recentred(_from_state(prepared, first), {})
     if not gain > max(LEAST_GAIN, ERRORS * error):
         spent = dataclasses.replace(first, evaluations=second.evaluations)
-        return Recentred(clock.stop(_from_state(prepared, spent)), {})
+        return Recentred(_from_state(prepared, spent), {})
     note = f"{describe_degrees(degrees)} (ELBO {gain:+.2f} after the warm-up)"
     changed = dataclasses.replace(changed, recentred=note)
-    return Recentred(clock.stop(_from_state(changed, second)), degrees)
-
-
-class _Clock:
-    """Tells how much of the time from now on goes into building targets.
-
-    Parameters
-    ----------
-    prepared : Prepared
-        What was prepared before.
-    """
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._begin = time.perf_counter()
-        self._targets = [prepared.target]
-        self._built = prepared.seconds - prepared.target.building_seconds
-        self._before = prepared.seconds
-
-    def add(self, target: ModelTarget, seconds: float) -> None:
-        """Take note of a target that was made in so many seconds."""
-        self._built += seconds - target.building_seconds
-        self._targets.append(target)
-
-    def stop(self, prepared: Prepared) -> Prepared:
-        """Return a fit with the time that building and warming up have taken."""
-        seconds = self._built + sum(target.building_seconds for target in self._targets)
-        warming = time.perf_counter() - self._begin - (seconds - self._before)
-        return dataclasses.replace(prepared, seconds=seconds, warming_seconds=warming)
+    return Recentred(_from_state(changed, second), degrees)
 
 
 def _warm_up(prepared: Prepared, settings: Settings = DEFAULTS) -> State:

@@ -49,7 +49,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(*args: Any, **kwargs: Any) -> Any:
         method = kwargs.get("method", args[1] if len(args) > 1 else "advi")
         if _is_ours(method):
-            from pymc_ngvi.interface.inference import fit_method
+            from pymc_ngvi.interface.calls import fit_method
 
             arguments = _SIGNATURE.bind(*args, **kwargs).arguments
             return fit_method(**arguments.pop("kwargs", {}), **arguments)

@@ -180,12 +180,14 @@ class Remedies:
     def _with_costs(self) -> Report:
         """Return the report with what all that was tried has cost."""
         gaussian, nester, report = _report(self.fit.approx), self.nester, _report(self.approx)
+        seconds = self.fit.stopwatch.seconds
         return replace(
             report,
             evaluations=gaussian.evaluations + nester.evaluations,
             gradients=gaussian.gradients + nester.gradients,
-            fit_seconds=gaussian.fit_seconds + nester.seconds["fit"],
-            verdict_seconds=gaussian.verdict_seconds + nester.seconds["verdict"],
+            compile_seconds=seconds["build"],
+            fit_seconds=seconds["fit"],
+            verdict_seconds=seconds["verdict"],
         )
 
     def _tell(self, *, ended: bool) -> None:
@@ -209,8 +211,10 @@ class Remedies:
         if bad and not self.tried and options.nested is None:
             named += [f'nested=["{name}"]' for name in self.nester.ranked()[:1]]
         matched = any(word.startswith("matched") for word in self.tried)
-        if not matched and not prepared.target.reads_batches:
-            how = "resample" if _report(self.approx).verdict.weighable else "match"
+        last = _report(self.approx).verdict
+        # What only draws show that were moved is beyond the reach of weights.
+        if not (matched or last.moved or prepared.target.reads_batches):
+            how = "resample" if last.weighable else "match"
             named.append(f'sample(importance="{how}")')
         return named
 

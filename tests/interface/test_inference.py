@@ -515,7 +515,8 @@ class TestInstance:
         assert report.evaluations > before.evaluations
         assert report.fit_seconds > before.fit_seconds
         assert report.verdict_seconds > before.verdict_seconds
-        assert report.compile_seconds == before.compile_seconds
+        # A function that pays only now may be built; what was built before counts on.
+        assert report.compile_seconds >= before.compile_seconds
         assert report.status == "refined"
 
     def test_refine_needs_a_fit(self, small):

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from pymc_ngvi.core.families import FullGaussian, Gaussian, LowRankGaussian, SparseGaussian
-from pymc_ngvi.core.sparse import LowRankStructure, Structure
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.interface.options import Options
 from pymc_ngvi.model.target import ModelTarget
 from pymc_ngvi.results.report import FEW_PARAMETERS
@@ -49,7 +49,7 @@ def choose_family(options: Options, target: ModelTarget) -> Choice:
 
 def _named(options: Options, target: ModelTarget) -> Choice:
     family = options.parts.family
-    if issubclass(family, SparseGaussian) and not _is_bound(family):
+    if issubclass(family, SparseGaussian) and not family.is_bound():
         return Choice(_bound(family, target))
     return Choice(family)
 
@@ -65,8 +65,7 @@ def _choose(options: Options, target: ModelTarget) -> Choice:
     if structure is None:
         return Choice(FullGaussian, "the Hessian is dense")
     work = target.dim**3 / 3
-    if isinstance(structure, LowRankStructure):
-        rank = len(structure.factor)
+    if rank := structure.rank:
         if target.dim < _FEWEST_LOW_RANK or structure.flops * _GAIN_OF_LOW_RANK > work:
             return Choice(FullGaussian, f"the Hessian is dense, by {rank:,} of its rows of data")
         reason = f"the Hessian is sparse but for {rank:,} rows of data"
@@ -82,21 +81,16 @@ def _share(structure: Structure) -> str:
     return f"{entries / structure.dim**2:.2g}"
 
 
-def _is_bound(family: type[SparseGaussian]) -> bool:
-    return hasattr(family, "structure")
-
-
 def _bound(family: type[SparseGaussian], target: ModelTarget) -> type[SparseGaussian]:
     """Return a family on the structure of a target; raise where that is of another kind."""
     structure = _required(family, target)
-    low_rank = isinstance(structure, LowRankStructure)
-    if low_rank == issubclass(family, LowRankGaussian):
+    if family.suits(structure):
         return family.on(structure)
     raise ValueError(
         f'family="{family.name}" is not possible for this model: '
         + (
             'its Hessian is sparse but for some rows. Use family="lowrank"'
-            if low_rank
+            if structure.rank
             else 'its Hessian has no rows of low rank. Use family="sparse"'
         )
     )
@@ -106,7 +100,8 @@ def _required(family: type[SparseGaussian], target: ModelTarget) -> Structure:
     """Return the structure of a target, looked for at any size; raise where it has none."""
     structure = None if target.reads_batches else target.find_structure()
     if structure is None:
-        why = "it reads batches" if target.reads_batches else "its Hessian is dense"
+        batches = "it reads batches, which show a part of the entries of its Hessian at a time"
+        why = batches if target.reads_batches else "its Hessian is dense"
         raise ValueError(
             f'family="{family.name}" is not possible for this model: {why}. Use '
             'family="fullrank", or "meanfield" where that takes too much memory'

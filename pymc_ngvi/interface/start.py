@@ -14,7 +14,7 @@ from pymc.variational.opvi import Approximation
 
 from pymc_ngvi._compat import group_names
 from pymc_ngvi.arguments import did_you_mean, told
-from pymc_ngvi.core.families import FullGaussian, Gaussian, SparseGaussian
+from pymc_ngvi.core.families import FullGaussian, Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.interface.options import Options
 from pymc_ngvi.model.centring import Degrees
@@ -198,11 +198,8 @@ def in_family(gaussian: Gaussian, family: type[Gaussian]) -> Gaussian:
     if isinstance(gaussian, family):
         return gaussian
     # Every fit makes a class of its own for its structure.
-    if (
-        isinstance(gaussian, SparseGaussian)
-        and issubclass(family, SparseGaussian)
-        and family.structure.has_places_of(gaussian.structure)
-    ):
+    own, its = family.structure, gaussian.structure
+    if own is not None and its is not None and own.has_places_of(its):
         return family.from_mean_precision(gaussian.mean, gaussian.precision)
     return family.from_mean_variance(gaussian.mean, gaussian.variance)
 

@@ -51,6 +51,9 @@ from pymc_ngvi.results.report import Report
 from pymc_ngvi.results.verdict import Verdict
 from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
 
+# Numbers in a block of draws: 16 MB.
+_NUMBERS = 2**21
+
 
 class NGVIApproximation:
     """What all approximations add to PyMC's: a distribution in double precision, and fast draws.
@@ -392,7 +395,8 @@ class NGVIApproximation:
             nutpie needs PyMC 6. It takes a start for all chains but no metric: it adapts its own,
             and needs more tuning.
         **options
-            Options of ``pm.NUTS``, such as `target_accept`.
+            Options of ``pm.NUTS``, such as `target_accept`, which is 0.95 by default where one
+            Gaussian does not describe the posterior: the fit is nested, or was found unreliable.
 
         Returns
         -------
@@ -414,9 +418,23 @@ class NGVIApproximation:
         starts = [{name: values[name][chain] for name in names} for chain in range(n)]
         tune = check_count("tune", tune)
         keywords = nuts_keywords(
-            self._fitted, self.gaussian, starts, sampler=sampler, tune=tune, **options
+            self._fitted,
+            self.gaussian,
+            starts,
+            sampler=sampler,
+            tune=tune,
+            bent=self._bent,
+            **options,
         )
         return keywords | ({"model": self._fitted} if self.centring else {})
+
+    @property
+    def _bent(self) -> bool:
+        """Whether one Gaussian is known not to describe the posterior."""
+        distribution, report = self.distribution, self.report
+        if distribution.gaussian is not distribution:
+            return True
+        return report is not None and report.verdict.draws > 0 and report.verdict.unreliable
 
     @property
     def layout(self) -> Layout:
@@ -434,8 +452,15 @@ class NGVIApproximation:
 
     def _draw_flat(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Draw flat unconstrained vectors (n, d), with their log densities (n,)."""
-        z = rng.standard_normal((n, self.distribution.dim))
-        return self.groups[0].draw(z), self.distribution.log_density_whitened(z)
+        draws, log_q = np.empty((n, self.distribution.dim)), np.empty(n)
+        # In blocks, so that the standard normal rows take no memory beside the draws.
+        step = max(1, _NUMBERS // self.distribution.dim)
+        for start in range(0, n, step):
+            part = slice(start, min(start + step, n))
+            z = rng.standard_normal(draws[part].shape)
+            draws[part] = self.groups[0].draw(z)
+            log_q[part] = self.distribution.log_density_whitened(z)
+        return draws, log_q
 
     def _transform_for(self, model: pymc.Model) -> DrawTransform:
         """Return the transform of `model`; the last one is kept and used again."""

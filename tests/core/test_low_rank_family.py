@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.estimators import BonnetPrice
-from pymc_ngvi.core.families import FullGaussian, LowRankGaussian, Natural, get_family
+from pymc_ngvi.core.families import (
+    FullGaussian,
+    LowRankGaussian,
+    Natural,
+    SparseGaussian,
+    get_family,
+)
 from pymc_ngvi.core.guards import lin
 from pymc_ngvi.core.sparse import LowRankStructure, Structure
 from pymc_ngvi.core.target import Evaluation, Target
@@ -165,3 +171,17 @@ def test_is_found_by_its_name_and_asks_for_rows():
     assert get_family("lowrank") is LowRankGaussian
     with pytest.raises(TypeError, match="no rows"):
         LowRankGaussian.on(Structure(3, [], []))
+
+
+def test_a_structure_tells_its_kind():
+    base = Structure(4, [1, 2, 3], [0, 1, 2])
+    wide = LowRankStructure(base, np.ones((2, 4)))
+    assert (base.rank, wide.rank) == (0, 2)
+    # The same entries, but matrices have two numbers more.
+    assert not base.has_places_of(wide)
+    assert not wide.has_places_of(base)
+    for family, own, other in ((SparseGaussian, base, wide), (LowRankGaussian, wide, base)):
+        assert family.suits(own)
+        assert not family.suits(other)
+        assert family.structure is None
+        assert family.on(own).structure is own

@@ -18,7 +18,7 @@ from pymc_ngvi.interface import family
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.hessian import Products, verify
 from pymc_ngvi.results.approximation import NGVIFullRank, NGVISparse
-from tests.conftest import fit
+from tests.conftest import evaluate, fit
 
 
 def varying_intercepts(groups):
@@ -49,7 +49,7 @@ def approx(model):
 
 @pytest.fixture(scope="module")
 def full(model):
-    return fit(model, family="fullrank")
+    return fit(model, family="fullrank", accuracy=0.002)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_graphs_of_pymc(approx, model):
     np.testing.assert_allclose(approx.std.eval(), np.sqrt(approx.gaussian.variance))
     with pytest.raises(NotImplementedError, match=r"64 parameters is not built: take approx\.std"):
         approx.cov  # noqa: B018
-    draws = approx.sample_node(model["mu"], size=400).eval()
+    draws = evaluate(approx.sample_node(model["mu"], size=400))
     where = list(approx.layout.names).index("mu")
     scale = np.sqrt(approx.gaussian.variance[where] / len(draws))
     assert abs(draws.mean() - approx.gaussian.mean[where]) < 4.5 * scale

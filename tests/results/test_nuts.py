@@ -9,8 +9,12 @@ import pytensor
 import pytest
 
 from pymc_ngvi._compat import PYMC_6
+from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian
+from pymc_ngvi.core.nested import Nested
 from pymc_ngvi.results.approximation import create_approximation
+from pymc_ngvi.results.verdict import Verdict
+from tests.conftest import fit
 
 QUIET = {"progressbar": False, "compute_convergence_checks": False, "cores": 1}
 
@@ -73,6 +77,24 @@ def test_the_metric_is_the_covariance_of_the_fit(approx):
     diagonal = DiagonalGaussian.from_mean_covariance(np.zeros(3), [1.0, 4.0, 0.04])
     step = create_approximation(approx.model, diagonal).nuts_kwargs(chains=1)["step"]
     np.testing.assert_allclose(step.potential.velocity(np.ones(3)), [1.0, 4.0, 0.04])
+
+
+def test_steps_are_shorter_where_the_posterior_is_no_gaussian():
+    funnel = create_approximation(correlated(), nested())
+    assert funnel.nuts_kwargs(chains=1)["step"].target_accept == 0.95
+    assert funnel.nuts_kwargs(chains=1, target_accept=0.7)["step"].target_accept == 0.7
+    gaussian = fit(correlated(), remedy=None)
+    assert gaussian.nuts_kwargs(chains=1)["step"].target_accept == 0.8  # PyMC's own
+    poor = Verdict(elbo=0.0, elbo_se=0.1, khat=1.2, ess=100.0, draws=1000)
+    gaussian.report = gaussian.report.judged(poor)
+    assert gaussian.nuts_kwargs(chains=1)["step"].target_accept == 0.95
+
+
+def nested() -> Nested:
+    """A grid along the first component, with the same Gaussian of the rest everywhere."""
+    rest = FullGaussian.from_mean_covariance(np.zeros(2), np.eye(2))
+    axis = np.linspace(-3, 3, 7)
+    return Nested(Split(3, [0]), [0.0], [[1.0]], [axis], -(axis**2) / 2, [rest] * 7)
 
 
 def test_tuning_is_cut(approx):

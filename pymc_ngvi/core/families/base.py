@@ -61,6 +61,8 @@ class Gaussian(Distribution):
     has_mean: ClassVar[bool] = True
     #: False where the root that `unwhiten` multiplies by is triangular in no order of components.
     has_triangular_root: ClassVar[bool] = True
+    #: Where the precision has entries, for a family bound to a structure; None for all others.
+    structure: ClassVar[Structure | None] = None
 
     def __repr__(self) -> str:
         name = type(self).__name__

@@ -58,6 +58,10 @@ class LowRankGaussian(SparseGaussian):
         return _rebuild, (self.structure,), self.__dict__
 
     @classmethod
+    def suits(cls, structure: Structure) -> bool:
+        return structure.rank > 0
+
+    @classmethod
     def min_draws(cls, dim: int) -> int:
         return Gaussian.min_draws(dim)
 

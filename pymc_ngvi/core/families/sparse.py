@@ -84,12 +84,21 @@ class SparseGaussian(Gaussian):
 
     @classmethod
     def _bound(cls) -> Structure:
-        try:
-            return cls.structure
-        except AttributeError:
+        if not cls.is_bound():
             raise TypeError(
                 "a sparse family needs the structure of its precision: SparseGaussian.on(structure)"
-            ) from None
+            )
+        return cls.structure
+
+    @classmethod
+    def is_bound(cls) -> bool:
+        """Whether the class has a structure: the one that a user names has none."""
+        return cls.structure is not None
+
+    @classmethod
+    def suits(cls, structure: Structure) -> bool:
+        """Whether the family is one for matrices on this kind of structure."""
+        return not structure.rank
 
     # What depends on the kind of structure.
 
@@ -284,7 +293,9 @@ class SparseGaussian(Gaussian):
         return self.factor.solve(vector)
 
     def unwhiten(self, z: Array) -> Array:
-        return self.mean + self.factor.solve_transposed(z)
+        draws = self.factor.solve_transposed(z)
+        draws += self.mean  # in place: there may be a thousand draws of many components
+        return draws
 
     def whiten(self, draws: Array) -> Array:
         return self.factor.multiply_transposed(draws - self.mean)

@@ -14,6 +14,9 @@ import numpy as np
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.structure import Integers, Structure
 
+# Numbers of A that are squared at a time.
+_NUMBERS = 2**20
+
 
 class LowRankStructure(Structure):
     """Structure of matrices S + A' diag(w) A with the same A.
@@ -42,7 +45,7 @@ class LowRankStructure(Structure):
         self.factor = factor
 
     def __repr__(self) -> str:
-        return f"LowRankStructure(dim={self.dim}, nnz={self.nnz}, rank={len(self.factor)})"
+        return f"LowRankStructure(dim={self.dim}, nnz={self.nnz}, rank={self.rank})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LowRankStructure, (self.base, self.factor)
@@ -54,7 +57,12 @@ class LowRankStructure(Structure):
     @property
     def nnz(self) -> int:
         """Numbers that a matrix is known by."""
-        return self.base.nnz + len(self.factor)
+        return self.base.nnz + self.rank
+
+    @property
+    def rank(self) -> int:
+        """Number of rows r of A."""
+        return len(self.factor)
 
     @property
     def is_full(self) -> bool:
@@ -77,13 +85,13 @@ class LowRankStructure(Structure):
         """Where the values of another structure, a part of this one, stand among the values."""
         if not isinstance(other, LowRankStructure):
             return self.base.places(other)
-        weights = self.base.nnz + np.arange(len(self.factor))
+        weights = self.base.nnz + np.arange(self.rank)
         return np.concatenate([self.base.places(other.base), weights])
 
     @cached_property
     def multiplicity(self) -> Array:
         """How often each number counts in the whole matrix, (nnz,)."""
-        return np.concatenate([self.base.multiplicity, np.ones(len(self.factor))])
+        return np.concatenate([self.base.multiplicity, np.ones(self.rank)])
 
     def values(self, matrix: Array) -> Array:
         """Refuse: entries do not tell which part they belong to."""
@@ -92,11 +100,12 @@ class LowRankStructure(Structure):
     def diagonal_of(self, values: Array) -> Array:
         """Diagonals (..., d) of matrices of values (..., nnz)."""
         sparse, weights = self.split(values)
-        return np.asarray(self.base.diagonal_of(sparse) + weights @ self._squares)
-
-    @cached_property
-    def _squares(self) -> Array:
-        return np.square(self.factor)
+        diagonals = self.base.diagonal_of(sparse)
+        step = max(1, _NUMBERS // max(1, self.rank))
+        for start in range(0, self.dim, step):  # all squares would take as much memory as A
+            part = slice(start, start + step)
+            diagonals[..., part] += weights @ np.square(self.factor[:, part])
+        return diagonals
 
     def matrix(self, values: Array) -> LowRankMatrix:
         """Return the matrix (d, d) of values (nnz,), which is not formed."""
@@ -117,14 +126,12 @@ class LowRankStructure(Structure):
     @property
     def fill(self) -> int:
         """Numbers that factorising leaves, with the products of the rows of A."""
-        rank = len(self.factor)
-        return self.base.fill + rank * (rank + 1) // 2
+        return self.base.fill + self.rank * (self.rank + 1) // 2
 
     @property
     def flops(self) -> int:
         """Multiplications that factorising takes, and finding the variances."""
-        rank = len(self.factor)
-        return self.base.flops + rank * (self.base.fill + 2 * rank * self.dim)
+        return self.base.flops + self.rank * (self.base.fill + 2 * self.rank * self.dim)
 
 
 class LowRankMatrix:

@@ -11,6 +11,7 @@ neither it nor T is ever formed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -111,8 +112,13 @@ class LowRankFactor(Factor):
 
     def _solved(self) -> Array:
         """Y, (r, d); not kept, as it is as large as A."""
-        columns = self.roots[:, None] * _solved_rows(self.base, self._rows)
-        return linalg.solve_lower(self.small, columns)
+        columns = _solved_rows(self.base, self._rows)
+        columns *= self.roots[:, None]
+        step = max(1, _NUMBERS // max(1, len(columns)))
+        for start in range(0, columns.shape[1], step):
+            part = slice(start, start + step)
+            columns[:, part] = linalg.solve_lower(self.small, columns[:, part])
+        return columns
 
     @cached_property
     def inverse(self) -> Array:
@@ -146,14 +152,18 @@ class LowRankFactor(Factor):
         if weights.any():
             # A inv(P), and A inv(P) A'.
             rows, products = self._inverse_rows
-            change -= self._on_structure(rows * weights[:, None], rows)
+            for part in _blocks(len(rows)):
+                weighted = rows[part] * weights[part, None]
+                change -= self._on_structure(weighted, rows[part])
             of_rows -= np.square(products) @ weights
         if way.any():
             solved = self._solved()
-            moved = np.array([base.product(way, row) for row in solved]).reshape(solved.shape)
-            ahead = self.base.solve(moved) - (moved @ solved.T) @ solved / 2
             change += inverse_derivative(base, sparse, way)
-            change += self._on_structure(ahead, solved) + self._on_structure(solved, ahead)
+            for part in _blocks(len(solved)):
+                own = solved[part]
+                moved = np.array([base.product(way, row) for row in own])
+                ahead = self.base.solve(moved) - (moved @ solved.T) @ solved / 2
+                change += self._on_structure(ahead, own) + self._on_structure(own, ahead)
             rows, _ = self._inverse_rows
             of_rows -= np.array([row @ base.product(way, row) for row in rows])
         return np.concatenate([change, of_rows])
@@ -174,11 +184,15 @@ class LowRankFactor(Factor):
     values: Array
 
 
+def _blocks(rows: int) -> Iterator[slice]:
+    """Yield the rows that are handled together: copies of all of A would take its memory again."""
+    yield from (slice(start, start + _AT_ONCE) for start in range(0, rows, _AT_ONCE))
+
+
 def _solved_rows(factor: Factor, rows: Array) -> Array:
     """Inverse of a matrix times every row (r, d), a few rows at a time."""
     solved = np.empty_like(rows)
-    for start in range(0, len(rows), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+    for part in _blocks(len(rows)):
         solved[part] = factor.solve(rows[part])
     return solved
 
@@ -197,8 +211,7 @@ def factorise_low_rank(structure: LowRankStructure, values: Array) -> LowRankFac
         return None
     rows, roots = structure.factor, np.sqrt(weights)
     products = np.empty((len(rows), len(rows)))
-    for start in range(0, len(rows), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+    for part in _blocks(len(rows)):
         products[:, part] = rows @ base.solve(rows[part]).T
     products = linalg.symmetrise(products)
     small = linalg.cholesky(roots[:, None] * products * roots + np.eye(len(rows)))

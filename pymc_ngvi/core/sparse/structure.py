@@ -84,6 +84,11 @@ class Structure:
         return int(self.rows.size)
 
     @property
+    def rank(self) -> int:
+        """Dense rows that matrices have beside their entries; see :class:`LowRankStructure`."""
+        return 0
+
+    @property
     def is_full(self) -> bool:
         """Whether the matrix has all entries, so that nothing is gained by leaving some out."""
         return self.nnz == self.dim * (self.dim + 1) // 2
@@ -92,6 +97,7 @@ class Structure:
         """Whether values on the other structure are values on this one."""
         return (
             self.dim == other.dim
+            and not other.rank
             and np.array_equal(self.rows, other.rows)
             and np.array_equal(self.columns, other.columns)
         )

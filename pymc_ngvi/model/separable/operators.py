@@ -19,6 +19,9 @@ _FULL, _LONG = 0.25, 64
 # by this factor, or so many components that their Hessian would take a large part of the memory.
 _WIDE, _NARROWER, _TOO_WIDE = 200, 4, 4000
 
+# From so many rows on, products with the transposed matrix are made for one draw after the other.
+_MANY_ROWS = 4096
+
 
 @dataclass(frozen=True)
 class RowVector:
@@ -123,8 +126,13 @@ class RowVector:
         """Add the products (n, d) of the transposed matrix with row vectors (n, r)."""
         if self.columns.size:
             to[:, self.columns] += rows @ self.dense
-        if self.sparse.nnz:
+        if not self.sparse.nnz:
+            return
+        if rows.shape[1] < _MANY_ROWS:
             to += (self.transposed @ rows.T).T
+            return
+        for row, total in zip(rows, to, strict=True):  # SciPy would copy all rows, transposed
+            total += self.transposed @ row
 
 
 def _merge(blocks: list[Array], columns: list[np.ndarray], n: int) -> tuple[Array, np.ndarray]:

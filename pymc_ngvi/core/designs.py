@@ -122,6 +122,11 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
     return count, max(-(-n // (4 * count)), least), True
 
 
+def exact_size(dim: int) -> int:
+    """Return the fewest rows that :func:`replicates` gives with exact second moments."""
+    return 4 * FEWEST_PAIRS if dim <= FEWEST_PAIRS else 8 * dim
+
+
 def is_balanced(n: int, dim: int) -> bool:
     """Return whether fourth moments of the rows that :func:`replicates` gives are right on average.
 

@@ -19,11 +19,11 @@ from pymc_ngvi.errors import DomainError, NonFiniteError
 DRAWS = 16
 #: Components, at most, that are tried.
 MOST_TRIED = 4
-#: Share of the draws of the rest that are effective, with components held in the middle: where one
-#: component leaves so many no pair is tried, and a choice that leaves fewer does not help.
-SUFFICIENT, LEAST = 0.7, 0.2
-#: Where a choice leaves so many, no other one is tried; of pairs, where it leaves so many.
-CLEAR, CERTAIN = 0.8, 0.95
+#: Nats by which the rest is no Gaussian, with components held in the middle: where one component
+#: leaves so few no pair is tried, and a choice that leaves more does not help.
+SUFFICIENT, MOST = 0.1, 0.5
+#: Where a choice leaves so few, no other one is tried; of pairs, where it leaves so few.
+CLEAR, CERTAIN = 0.05, 0.03
 
 
 def curvature_changes(
@@ -76,9 +76,10 @@ def choose_held(
 ) -> Nesting | None:
     """Choose one or two components such that the rest is close to a Gaussian, given them.
 
-    The rest is fitted with a component held at its mean, and judged by the importance ratios of
-    draws from that fit. Where no single component suffices, pairs are tried, those with the best
-    one first. So a posterior that no grid would straighten is told from others by a few small fits.
+    The rest is fitted with a component held at its mean, and judged by the divergence that is left
+    (:meth:`~pymc_ngvi.engine.nesting.Nesting.divergence`). Where no single component suffices,
+    pairs are tried, those with the best one first. So a posterior that no grid would straighten is
+    told from others by a few small fits.
 
     Parameters
     ----------
@@ -98,17 +99,17 @@ def choose_held(
     pairs = list(itertools.combinations(tried, 2))
     if beside is not None:
         return _best([pair for pair in pairs if beside in pair], begin, CERTAIN)[1]
-    efficiency, single = _best([(one,) for one in tried], begin)
-    if efficiency >= SUFFICIENT:
+    left, single = _best([(one,) for one in tried], begin)
+    if left <= SUFFICIENT:
         return single
     # Any two that go on from the same one can leave the rest Gaussian in the middle: try them all.
     first = tried[:1] if single is None else single.split.held.tolist()
     with_first = [pair for pair in pairs if first[0] in pair]
     of_pair, pair = _best(with_first, begin, CERTAIN)
-    if of_pair < SUFFICIENT:
+    if of_pair > SUFFICIENT:
         others = [one for one in pairs if one not in with_first]
-        of_pair, pair = max((of_pair, pair), _best(others, begin), key=lambda found: found[0])
-    return pair if of_pair > efficiency else single
+        of_pair, pair = min((of_pair, pair), _best(others, begin), key=lambda found: found[0])
+    return pair if of_pair < left else single
 
 
 def _best(
@@ -116,14 +117,14 @@ def _best(
     begin: Callable[[Sequence[int]], Nesting],
     clear: float = CLEAR,
 ) -> tuple[float, Nesting | None]:
-    """Return the first clear choice, or the best, with its efficiency; None below the least."""
-    best: tuple[float, Nesting | None] = (LEAST, None)
+    """Return the first clear choice, or the best, with what it leaves; None above the most."""
+    best: tuple[float, Nesting | None] = (MOST, None)
     for held in choices:
-        nesting, found = begin(sorted(held)), 0.0
+        nesting, left = begin(sorted(held)), np.inf
         with contextlib.suppress(NonFiniteError, DomainError, np.linalg.LinAlgError):
-            found = nesting.middle().efficiency
-        if found > best[0]:
-            best = found, nesting
-        if found > clear:
+            left = nesting.divergence()
+        if left < best[0]:
+            best = left, nesting
+        if left < clear:
             break
     return best

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy.special import logsumexp
 
 from pymc_ngvi.core.algorithm import Returning, State
 from pymc_ngvi.core.conditional import Conditional, Split
@@ -40,16 +41,19 @@ from pymc_ngvi.errors import DomainError, NonFiniteError
 #: axes, and what is lower still by so much is taken to be that low.
 DROP, FLOOR = (8.0, 6.0), (5.0, 12.0)
 #: Distance of neighbours on the grid, in standard deviations, for one and for two axes.
-SPACING = (0.6, 0.9)
+SPACING = (0.6, 1.2)
 #: Points of the grid at most.
 MOST_POINTS = (60, 160)
 #: Draws of log densities alone that give the conditional ELBO.
 ELBO_DRAWS = 256
+#: Draws of them that tell how close to a Gaussian the rest is.
+JUDGED_DRAWS = 2048
 #: Draws of them where the Gaussians of neighbours are compared, far from the top.
 _FILLING_DRAWS = 64
-#: Draws on which the rest is fitted at a point that has a neighbour to start from, for one and for
-#: two axes.
-DRAWS = (64, 32)
+#: Draws on which the rest is fitted at a point, for one and for two axes.
+DRAWS = (32, 16)
+#: One more for each of so many components, whose noise adds up, and so many at most.
+_COMPONENTS, MOST_DRAWS = 4, 64
 #: Evaluations of a fit at a point, at most.
 MOST_EVALUATIONS = 4000
 #: Half as many are taken where the conditional ELBO is expected so far below its top, in nats.
@@ -105,7 +109,7 @@ class Nesting:
         The held components and the rest.
     rng : numpy.random.Generator
     structure : Structure, optional
-        Where the Hessian of the target has entries, for a sparse `q`.
+        Where the Hessian of the target has entries; used for a sparse `q`.
     max_evaluations : int
         Evaluations after which the walk ends in any case.
     """
@@ -132,9 +136,21 @@ class Nesting:
         self._found: list[tuple[Array, Point]] = []
         self.evaluations = self.gradients = 0
 
-    def middle(self) -> Point:
-        """Fit the rest with the held components at their means."""
-        return self._fit(np.zeros(self._axes))
+    def divergence(self) -> float:
+        r"""Nats by which the rest is no Gaussian, with the held components at their means.
+
+        The Kullback-Leibler divergence of the fit there from the posterior, by the importance
+        ratios r of its draws: :math:`\log E[r] - E[\log r]`. It is what a grid leaves to be gained,
+        as far as the middle tells. What bends the rest further may show in its tails alone: these
+        take more draws than a fit does.
+        """
+        middle = np.zeros(self._axes)
+        q, rng = self._fit(middle).q, np.random.default_rng([self._seed, 1])
+        z = standard_normal(JUDGED_DRAWS, self.split.rest.size, rng, antithetic=True)
+        ratios = self._log_ratios(self._target(middle), q, z)
+        if not np.isfinite(ratios).all():
+            return np.inf
+        return float(logsumexp(ratios - ratios.mean()) - np.log(len(ratios)))
 
     def fit(self) -> NestedFit:
         """Walk outwards from the mean, and join what is found."""
@@ -142,6 +158,8 @@ class Nesting:
         found = walk(
             self._axes, lambda index: self._fit(_place(index, spacing)), self._has_room, drop
         )
+        if not found:
+            raise DomainError("nested: the budget leaves no point")
         points = _without_failed(found)
         top = max(point.elbo for point in points.values())
         near = [point.settled for point in points.values() if point.elbo > top - drop]
@@ -233,7 +251,8 @@ class Nesting:
         engine = Engine(problem, MOST_EVALUATIONS, np.random.default_rng(self._seed))
         start, expected = self._start(t)
         top = max((point.elbo for _, point in self._found), default=-np.inf)
-        draws = DRAWS[self._axes - 1] // (2 if expected < top - _LOW else 1)
+        draws = max(DRAWS[self._axes - 1], min(self.split.rest.size // _COMPONENTS, MOST_DRAWS))
+        draws //= 2 if expected < top - _LOW else 1
         state, q, settled = State(start), start, False
         with contextlib.suppress(NonFiniteError, DomainError):
             if not self._found:
@@ -273,14 +292,15 @@ class Nesting:
         return Conditional(self.problem.target, self.split, self._values(t), self._structure)
 
     def _point(self, target: Conditional, q: Gaussian, z: Array, *, settled: bool = False) -> Point:
+        ratios = self._log_ratios(target, q, z)
+        elbo = float(ratios.mean()) if np.isfinite(ratios).all() else -np.inf
+        return Point(q, elbo, settled)
+
+    def _log_ratios(self, target: Conditional, q: Gaussian, z: Array) -> Array:
+        """Log p - log q of the rest at the draws of standard normal rows."""
         self.gradients += len(z)
         with np.errstate(over="ignore", invalid="ignore"):
-            ratios = target.log_density(q.unwhiten(z)) - q.log_density_whitened(z)
-        if not np.isfinite(ratios).all():
-            return Point(q, -np.inf, 0.0, settled)
-        weights = np.exp(ratios - ratios.max())
-        efficiency = float(weights.sum() ** 2 / (weights**2).sum() / len(weights))
-        return Point(q, float(ratios.mean()), efficiency, settled)
+            return np.asarray(target.log_density(q.unwhiten(z)) - q.log_density_whitened(z))
 
 
 def _place(index: Sequence[int], spacing: Array) -> Array:

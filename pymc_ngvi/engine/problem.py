@@ -172,6 +172,9 @@ class Problem:
             return Size(int(min(np.ceil(excess * size.total), most.hessians)), size.gradients)
         hessians = min(max(hessians, size.hessians), most.hessians)
         gradients = min(total - hessians, most.gradients)
+        exact = designs.exact_size(len(error.mean))
+        if size.total < exact:  # as many may do, or show how much less noise exact moments leave
+            gradients = min(gradients, exact)
         return Size(int(np.ceil(hessians)), max(0, int(np.ceil(gradients))))
 
     def asked(self, q: Gaussian, estimate: Estimate) -> SquaredError:

@@ -18,7 +18,7 @@ class Settings:
     #: Draws of the warm-up and of the first level: few, as progress there is large against their
     #: noise. In fewer dimensions than these a few more, as fewer components share their noise.
     few_draws: int = 8
-    few_dimensions: int = 8
+    few_dimensions: int = 5
     few_draws_in_few_dimensions: int = 16
     #: Draws, at least, where the curvature comes from gradients; and up to so many, twice the
     #: fewest that a family can use, so that `core.designs` can balance their fourth moments.
@@ -53,7 +53,7 @@ class Settings:
     shortest_warm_up_step: float = 2.0**-40
     #: Most steps by the curvature at the mean alone, and the shortest of them: where a shorter one
     #: would be needed, the curvature at a point misleads.
-    most_newton_steps: int = 20
+    most_newton_steps: int = 40
     shortest_newton_step: float = 2.0**-3
     #: The same where more than this part of the nats that one asked for is left after it, if that
     #: was no more than a long step.

@@ -27,8 +27,6 @@ class Point:
         Fit of the rest.
     elbo : float
         Conditional ELBO; minus infinity where the fit failed.
-    efficiency : float
-        Share of draws from it that are effective, by their importance ratios.
     settled : bool
         Whether the fit came to its end.
     foreseen : bool
@@ -37,7 +35,6 @@ class Point:
 
     q: Gaussian
     elbo: float
-    efficiency: float
     settled: bool = False
     foreseen: bool = False
 

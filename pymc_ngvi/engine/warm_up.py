@@ -60,16 +60,15 @@ def warm_up(
     near: tuple[Evaluated, Draws] | None = None
     while moved:
         draws, widenings = budget.draw(size, state.q.dim), Widenings(state.q, problem.settings)
-        for rise in [_rise_by_points] * at_points + [_rise]:
-            rising = Returning(rise(budget, state, draws, widenings))
-            for state, info in rising:
-                yield state, info
-                spent = budget.evaluations + budget.gradients
-                if state.iteration >= last or spent + size.total > limit:
-                    return WarmedUp(budget.counted(state))
-            flat, near = rising.value
-            if flat is not None:
-                return WarmedUp(budget.counted(state), flat)
+        rising = Returning(_rise(budget, state, draws, widenings, at_points=at_points))
+        for state, info in rising:
+            yield state, info
+            spent = budget.evaluations + budget.gradients
+            if state.iteration >= last or spent + size.total > limit:
+                return WarmedUp(budget.counted(state))
+        flat, near = rising.value
+        if flat is not None:
+            return WarmedUp(budget.counted(state), flat)
         if near is not None:
             state = replace(state, q=near[0].q)  # the start may have been narrowed
         # A few batches of data lead to the optimum of these batches, which may be far from that of
@@ -115,18 +114,24 @@ _Risen = tuple[FlatDirection | None, tuple[Evaluated, Draws] | None]
 
 
 def _rise_by_points(
-    budget: Budget, state: State, draws: Draws, widenings: Widenings
-) -> Generator[tuple[State, Info], None, _Risen]:
+    budget: Budget,
+    state: State,
+    draws: Draws,
+    widenings: Widenings,
+    known: tuple[float, float] | None = None,
+) -> Generator[tuple[State, Info], None, tuple[State, FlatDirection | None]]:
     """Raise the ELBO on a set of draws by steps of Newton, which take the Hessian at the mean only.
 
     The mode may be far from the optimum, or at no finite point: what a step is worth is judged by
     the log densities of the draws, and the first one that gains little is the last. So is one after
     which hardly less is left to go: near a mode at a scale of zero many small steps still gain.
+
+    The ELBO of the state on the draws, and its standard error, may be `known`.
     """
     problem, settings = budget.problem, budget.problem.settings
     point = Draws([np.zeros((1, state.q.dim))])
-    (elbo, elbo_se), gain, before = budget.elbo(state.q, draws), 0.0, state.q
-    asked = np.inf
+    elbo, elbo_se = budget.elbo(state.q, draws) if known is None else known
+    gain, before, asked = 0.0, state.q, np.inf
     least = settings.least_gain * state.q.dim
     for _ in range(settings.most_newton_steps):
         try:
@@ -134,7 +139,7 @@ def _rise_by_points(
         except NonFiniteError:
             break
         if gain and widenings.add(before, here, gain):
-            return widenings.flat, None
+            return state, widenings.flat
         if not here.asked.nats > least or not np.isfinite(elbo):
             break
         near = asked < problem.longest_step(state.q)
@@ -146,7 +151,7 @@ def _rise_by_points(
             try:
                 mixed = problem.guard(here.q, here.estimate, step_size)
             except DomainError:
-                return None, None
+                return state, None
             candidate = problem.projection(mixed.q)
             there, there_se = budget.elbo(candidate, draws)
             gain, step_size = there - elbo, step_size / 2
@@ -158,16 +163,23 @@ def _rise_by_points(
         before, elbo, elbo_se = here.q, there, there_se
         if gain < least:
             break
-    return None, None
+    return state, None
 
 
 def _rise(
-    budget: Budget, state: State, draws: Draws, widenings: Widenings
+    budget: Budget, state: State, draws: Draws, widenings: Widenings, *, at_points: bool
 ) -> Generator[tuple[State, Info], None, _Risen]:
     """Raise the ELBO on one set of draws, until a step gains little or the set has settled.
 
-    A direction along which the member was widened again and again is returned.
+    A direction along which the member was widened again and again is returned. Where steps may be
+    taken `at_points`, which cost a Hessian each, these come first. Those that did not help at one
+    point may do so at another: far from the optimum they are tried again, after twice as many steps
+    by the draws each time that they do not.
     """
+    if at_points:
+        state, flat = yield from _rise_by_points(budget, state, draws, widenings)
+        if flat is not None:
+            return flat, None
     problem, settings = budget.problem, budget.problem.settings
 
     def helps(here: Evaluated, there: Evaluated) -> bool:
@@ -177,6 +189,7 @@ def _rise(
     none = Secants(settings)  # far from the solution past steps would mislead
     state, here = finite_start(budget, state, draws)
     step_size, forced, wary = 1.0, True, False
+    steps, patience = 0, 1
     least = settings.least_gain * state.q.dim
     while not settled(problem, here, none):
         if here.asked.nats < least and not find_flat_direction(here, settings.flat_curvature):
@@ -196,4 +209,17 @@ def _rise(
             return widenings.flat, None
         if gain < least and widenings.flat is None:
             break
+        steps += 1
+        far = here.asked.nats > problem.longest_step(here.q)
+        if at_points and far and steps >= patience:
+            known = here.estimate.elbo, here.estimate.elbo_se
+            state, flat = yield from _rise_by_points(budget, state, draws, widenings, known)
+            if flat is not None:
+                return flat, None
+            if state.q is here.q:
+                patience *= 2
+            else:
+                state, here = finite_start(budget, state, draws)
+                step_size, wary, patience = 1.0, False, 1
+            steps = 0
     return None, (here, draws)

@@ -234,6 +234,44 @@ def test_warm_up_never_lowers_the_elbo_on_its_draws():
     assert (np.diff(elbos) >= -1e-9).all()
 
 
+class Regressed(Target):
+    """A linear regression with an unknown log scale of its errors, and no other prior."""
+
+    def __init__(self, dim, n, seed):
+        rng = np.random.default_rng(seed)
+        self.dim = dim + 1
+        self.design = rng.standard_normal((n, dim))
+        self.response = self.design @ np.linspace(-20, 20, dim) + rng.standard_normal(n)
+
+    def log_density(self, draws):
+        return self.evaluate(draws, "none").log_density
+
+    def evaluate(self, draws, curvature):
+        beta, scale = draws[:, :-1], np.exp(-2 * draws[:, -1])
+        left = self.response - beta @ self.design.T
+        squares, along = np.square(left).sum(axis=1), left @ self.design
+        value = -0.5 * squares * scale - len(self.response) * draws[:, -1]
+        gradient = np.column_stack(
+            [along * scale[:, np.newaxis], squares * scale - len(self.response)]
+        )
+        hessian = np.empty((len(draws), self.dim, self.dim))
+        hessian[:, :-1, :-1] = -scale[:, np.newaxis, np.newaxis] * (self.design.T @ self.design)
+        hessian[:, -1, :-1] = hessian[:, :-1, -1] = -2 * along * scale[:, np.newaxis]
+        hessian[:, -1, -1] = -2 * squares * scale
+        return Evaluation(value, gradient, pick(hessian, curvature))
+
+
+def test_steps_at_points_are_tried_again_from_another_point():
+    """At the start they lead too far; after one step by the draws they find the way."""
+    far = FullGaussian.from_curvature(np.array([0.0] * 6 + [9.0]), None)
+    warming = engine(Regressed(6, 100, seed=1))
+    found = [info.evaluations for _, info in warming.warm_up(State(far), 1000)]
+    spent = np.diff([0, *found])
+    assert spent[0] > 8  # by draws
+    assert np.sum(spent == 1) >= len(spent) // 2  # at points
+    assert warming.evaluations <= 100
+
+
 class Rows(LogisticTarget):
     """Logistic regression that counts the rows of each kind of evaluation."""
 

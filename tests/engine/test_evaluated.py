@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pymc_ngvi.core import theory
+from pymc_ngvi.core import designs, theory
 from pymc_ngvi.core.estimators import Estimate
 from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.engine.evaluated import SquaredError, scatter
@@ -44,12 +44,21 @@ def test_planned_draws_reach_the_accuracy_with_little_to_spare(size):
 
 
 def test_gradients_are_planned_where_it_is_their_noise_that_is_left():
-    problem, n = engine(PoissonTarget()).problem, 8
+    problem, n = engine(PoissonTarget()).problem, designs.exact_size(2)
     error = SquaredError(np.array([0.04, 0.01]), np.array([1e-5, 1e-5]), 0.01, 3)
     hessians, gradients = problem.planned(error, 0.99, Size(n), MANY)
     assert n <= hessians < gradients
     left = scaled(error, n / (hessians + gradients), n / hessians)
     assert problem.excess(left) <= 1
+
+
+def test_few_draws_plan_no_more_gradients_than_have_exact_second_moments():
+    """The noise of these may be much less than a plan from draws without them can know."""
+    dim, n = 8, 8
+    problem, exact = engine(PoissonTarget()).problem, designs.exact_size(dim)
+    error = SquaredError(np.full(dim, 0.04), np.full(dim, 1e-5), 0.01, 3)
+    assert problem.planned(error, 0.99, Size(n), MANY).gradients == exact
+    assert problem.planned(error, 0.99, Size(exact), MANY).gradients > exact
 
 
 def scaled(error, mean, log_sd):

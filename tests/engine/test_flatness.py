@@ -27,7 +27,7 @@ def test_an_improper_component(estimator, dim):
     assert result.status == "improper"
     assert fitted.improper.components == (dim - 1,)
     # Found on the few draws of the warm-up, before anything overflows.
-    assert result.state.evaluations < 60 * max(16, 4 * dim)
+    assert result.state.evaluations < 60 * fitted.problem.few(state.q).total
     assert result.q.variance.max() < 1e60
 
 

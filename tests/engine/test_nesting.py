@@ -1,5 +1,7 @@
 """Nested fits: exact where the rest is Gaussian, whatever the held components do to it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,12 @@ from pymc_ngvi.core.families import DiagonalGaussian, FullGaussian, SparseGaussi
 from pymc_ngvi.core.guards import lin
 from pymc_ngvi.core.projections import Identity
 from pymc_ngvi.core.sparse import Structure
+from pymc_ngvi.core.target import Evaluation, Target
 from pymc_ngvi.engine.bending import choose_held, curvature_changes
 from pymc_ngvi.engine.nesting import DROP, Nesting
 from pymc_ngvi.engine.problem import Problem
-from tests.targets import Banana, Funnel, GaussianTarget, HalfSpace
+from pymc_ngvi.errors import DomainError
+from tests.targets import Banana, Funnel, GaussianTarget, HalfSpace, pick
 
 
 def nest(target, q, held, structure=None, seed=1):
@@ -93,6 +97,14 @@ def test_the_grid_reaches_as_far_as_the_density(funnel):
     assert marginal[-1] < marginal.max() - DROP[0]
 
 
+def test_a_budget_that_is_spent_before_the_walk_is_told():
+    problem = Problem(Funnel(), BonnetPrice(), lin, Identity(), 0.05)
+    rng = np.random.default_rng(1)
+    nesting = Nesting(problem, poor_start(5), Split(5, [0, 1]), rng, max_evaluations=1)
+    with pytest.raises(DomainError, match="the budget leaves no point"):
+        nesting.fit()
+
+
 def test_the_same_seed_gives_the_same_fit(funnel):
     again = nest(Funnel(), poor_start(5), [0]).distribution
     np.testing.assert_array_equal(again.log_marginal, funnel.distribution.log_marginal)
@@ -127,6 +139,52 @@ def test_components_are_held_that_make_the_rest_gaussian():
     assert choose_held([1, 0, 2], begin).split.held.tolist() == [0]  # the first does not bend
     assert choose_held([1, 0, 2], begin, beside=2).split.held.tolist() == [0, 2]
     assert choose_held([], begin) is None
+
+
+@pytest.mark.parametrize("width", [0.0, 0.1, 0.2])
+def test_what_is_left_is_the_divergence_of_the_rest(width):
+    """The scale of the second funnel has in its best Gaussian 1 / (1 / width^2 + 8) as variance."""
+    target = TwoFunnels(width) if width else Funnel()
+    problem = Problem(target, BonnetPrice(), lin, Identity(), 0.05)
+    split, start = Split(target.dim, [0]), poor_start(target.dim)
+    left = [Nesting(problem, start, split, np.random.default_rng(i)).divergence() for i in range(3)]
+    best = np.log1p(8 * width**2) / 2
+    # The fit in the middle, on few draws, is not quite the best Gaussian.
+    assert 0.8 * best - 1e-6 < min(left) <= max(left) < 1.25 * best + 0.05
+
+
+def test_the_choice_does_not_depend_on_the_draws():
+    """A second funnel, which bends little, is seen whatever the seed."""
+    target = TwoFunnels(width=0.4)
+    problem = Problem(target, BonnetPrice(), lin, Identity(), 0.05)
+    for seed in range(8):
+
+        def begin(held, seed=seed):
+            return Nesting(problem, poor_start(10), Split(10, held), np.random.default_rng(seed))
+
+        assert choose_held([0, 1, 5], begin).split.held.tolist() == [0, 5]
+
+
+@dataclass(frozen=True)
+class TwoFunnels(Target):
+    """Two funnels beside each other; the log scale of the second has the standard deviation."""
+
+    width: float
+    dim: int = 10
+
+    def log_density(self, draws):
+        return self.evaluate(draws, "diagonal").log_density
+
+    def evaluate(self, draws, curvature):
+        wide, narrow = (Funnel().evaluate(part, "full") for part in np.split(draws, 2, axis=1))
+        more, scale = 1 - 1 / self.width**2, draws[:, 5]
+        gradient = np.hstack([wide.gradient, narrow.gradient])
+        gradient[:, 5] += more * scale
+        hessian = np.zeros((len(draws), 10, 10))
+        hessian[:, :5, :5], hessian[:, 5:, 5:] = wide.hessian, narrow.hessian
+        hessian[:, 5, 5] += more
+        log_density = wide.log_density + narrow.log_density + more * np.square(scale) / 2
+        return Evaluation(log_density, gradient, pick(hessian, curvature))
 
 
 class SparseFunnel(Funnel):

@@ -21,7 +21,7 @@ class Hill:
         self.visited.append(index)
         one = index[0] if len(index) == 1 else index
         settled = self.settled(one)
-        return Point(ANY, self.elbo(one), 1.0, settled, settled and self.foreseen(one))
+        return Point(ANY, self.elbo(one), settled, settled and self.foreseen(one))
 
     def walk(self, axes=1, most=1000):
         return walk(axes, self, lambda points: len(points) < most, DROP)

@@ -22,6 +22,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor import special
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
 from pymc_ngvi.interpreted.mode import interpreted_mode as interpreted_mode
@@ -29,6 +30,13 @@ from pymc_ngvi.interpreted.mode import split_wide_operations as split_wide_opera
 
 #: True with PyMC 6 and ArviZ 1, False with PyMC 5.28 and ArviZ 0.23.
 PYMC_6 = int(pymc.__version__.split(".")[0]) >= 6
+
+#: Operations that subtract a maximum against overflow. PyTensor 2 has no LogSumExp.
+SHIFTED_BY_MAXIMUM = tuple(
+    getattr(special, name)
+    for name in ("LogSoftmax", "LogSumExp", "Softmax")
+    if hasattr(special, name)
+)
 
 
 def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:

@@ -35,6 +35,10 @@ if int(pytensor.__version__.split(".")[0]) >= 3:
         "dot_diag_to_elemwise",
         "selection_dot_to_indexing",
         "useless_symmetric_transpose",
+        "local_second_to_alloc",
+        "local_basic_subtensor_of_alloc",
+        "local_subtensor_of_alloc",
+        "local_useless_inc_subtensor",
     )
 else:
     # These write shapes of shapes: three quarters of the time of a Cholesky factor with an LKJ

@@ -12,6 +12,9 @@ from pytensor.graph.op import Op
 
 from pymc_ngvi.interpreted.elementwise import Array, ArrayFunction
 
+# Axes up to this length are short.
+_SHORT = 16
+
 
 class ArrayOp(Op):
     """An operation that is run by a function of whole arrays.
@@ -95,4 +98,21 @@ def reduction(node: Apply) -> ArrayFunction:
     op = node.op
     axis = op.axis if op.axis is None else tuple(np.atleast_1d(op.axis))
     dtype = getattr(op, "acc_dtype", None) or node.outputs[0].type.dtype
-    return partial(op.ufunc.reduce, axis=axis, dtype=dtype)
+    whole = partial(op.ufunc.reduce, axis=axis, dtype=dtype)
+    ndim = node.inputs[0].type.ndim
+    floats = node.inputs[0].type.dtype == dtype == "float64"
+    if op.ufunc is np.add and floats and axis in ((ndim - 1,), (ndim - 2,)):
+        return partial(_sum, last=axis == (ndim - 1,), otherwise=whole)
+    return whole
+
+
+def _sum(array: Array, *, last: bool, otherwise: ArrayFunction) -> Array:
+    """Sum over the last axis of an array, or over the one before.
+
+    NumPy's own loops over a short last axis one row at a time: as products with ones, such sums
+    take a tenth of its time.
+    """
+    if array.ndim < 2 or array.shape[-1] > _SHORT:
+        return np.asarray(otherwise(array))
+    rows, columns = (np.ones(length) for length in array.shape[-2:])
+    return np.asarray(array @ columns if last else rows @ array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,14 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scan.op import Scan
+from pytensor.tensor.basic import infer_shape_db
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.rewriting.math import (
     log1msigm_to_softplus,
     log1p_neg_sigmoid,
     logsigm_to_softplus,
 )
+from pytensor.tensor.rewriting.shape import ShapeFeature
 
 from pymc_ngvi._compat import lower_named_dims, split_wide_operations
 from pymc_ngvi.errors import first_line
@@ -109,6 +112,20 @@ def _rewritten(output: Any, rewrite: Any) -> Any:
     graph = FunctionGraph(outputs=[output], clone=True, copy_inputs=False)
     dfs_rewriter(rewrite).rewrite(graph)
     return graph.outputs[0]
+
+
+def with_known_shapes(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace shapes that types already tell by numbers.
+
+    Vectorising a symbolic shape takes PyTensor 20 ms each, to find that it is the same for all
+    draws: 0.7 of the 3 seconds in which an ordered model is built. The given graph is not changed.
+    """
+    graph = FunctionGraph(
+        outputs=list(outputs), clone=True, copy_inputs=False, features=[ShapeFeature()]
+    )
+    with pytensor.config.change_flags(cxx=""):
+        infer_shape_db.default_query.rewrite(graph)
+    return list(graph.outputs)
 
 
 def _check_deterministic(log_density: Any) -> None:

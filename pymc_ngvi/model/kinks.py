@@ -4,7 +4,8 @@ An absolute value, a maximum, a comparison or a rounding on the way from the par
 density has a kink or a jump only where it switches from one side to the other. Most never switch
 (the scale that a prior compares with zero is always positive: such comparisons are left out where
 bounds show it), and many that do are smooth all the same (two formulas for one function). So this
-is a hint where to look, and no proof.
+is a hint where to look, and no proof. What is seen of a number only by comparing it, as in a check
+of parameters, counts by the comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pytensor.tensor.math import Max, Min
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.sort import SortOp
 
-from pymc_ngvi._compat import interpreted_mode
+from pymc_ngvi._compat import SHIFTED_BY_MAXIMUM, interpreted_mode
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.model.bounds import Bounds
 from pymc_ngvi.model.graph import Graph
@@ -131,17 +132,40 @@ class Kinks:
 def _find(inputs: Iterable[Variable], output: Variable) -> Iterator[Kink]:
     """Yield what may have a kink between the inputs and the output of a graph."""
     downstream, bounds = set(inputs), Bounds()
+    counting = _counting(output)
     for node in io_toposort([], [output]):
         bounds.add(node)
         moving = [variable for variable in node.inputs if variable in downstream]
         if not moving or isinstance(node.op, Shape | Shape_i) or bounds.decide(node):
             continue
         downstream.update(node.outputs)
-        yield from _of_node(node, moving)
+        if node in counting:
+            yield from _of_node(node, moving)
+
+
+def _counting(output: Variable) -> set[Apply]:
+    """Nodes on which the output depends other than by a comparison of what they compute."""
+    found: set[Apply] = set()
+    open_ends = [output]
+    while open_ends:
+        node = open_ends.pop().owner
+        if node is None or node in found:
+            continue
+        found.add(node)
+        if not _is_discrete(node):
+            open_ends += node.inputs
+    return found
+
+
+def _is_discrete(node: Apply) -> bool:
+    """Whether a node makes discrete numbers of continuous ones, as comparisons and casts do."""
+    return any(map(_is_float, node.inputs)) and not any(map(_is_float, node.outputs))
 
 
 def _of_node(node: Apply, moving: list[Variable]) -> Iterator[Kink]:
     op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    if isinstance(op, SHIFTED_BY_MAXIMUM):
+        return  # it cancels
     if isinstance(op, HasInnerGraph):
         for output in op.fgraph.outputs:
             yield from (Kink(k.operation, None) for k in _find(op.fgraph.inputs, output))

@@ -9,8 +9,10 @@ whether a fit belongs to a model.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,16 +65,16 @@ class Slot:
         """Slice of the flat vector."""
         return slice(self.start, self.stop)
 
-    def label(self, offset: int) -> str:
-        """Name of the component at `offset` from the first one of the slot."""
+    @cached_property
+    def labels(self) -> list[str]:
+        """Names of all components, in order."""
         if not self.shape:
-            return self.name
-        indices = np.unravel_index(offset, self.shape)
+            return [self.name]
         parts = [
-            str(index) if axis is None else f"{axis[0]}={axis[1][index]}"
-            for index, axis in zip(indices, self.axes, strict=True)
+            [str(i) if axis is None else f"{axis[0]}={axis[1][i]}" for i in range(length)]
+            for length, axis in zip(self.shape, self.axes, strict=True)
         ]
-        return f"{self.name}[{', '.join(parts)}]"
+        return [f"{self.name}[{', '.join(indices)}]" for indices in itertools.product(*parts)]
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Layout:
     @property
     def names(self) -> tuple[str, ...]:
         """Name of every component."""
-        return tuple(slot.label(i) for slot in self.slots for i in range(slot.size))
+        return tuple(label for slot in self.slots for label in slot.labels)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -186,7 +188,7 @@ class Layout:
         if not 0 <= index < self.dim:
             raise IndexError(f"there is no component {index} in a vector of {self.dim} components")
         slot = next(slot for slot in self.slots if index < slot.stop)
-        return slot.label(index - slot.start)
+        return slot.labels[index - slot.start]
 
     def unflatten(self, vectors: Array) -> dict[str, NDArray[Any]]:
         """Return a vector (d,) as a point, or vectors (n, d) as points.

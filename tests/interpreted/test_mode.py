@@ -57,3 +57,18 @@ def test_no_derivative_is_run_element_by_element(name):
         # PyTensor's graphs or not, as its rewrites go.
         accuracy = 1e-6 if name == "censored" else 1e-9
         np.testing.assert_allclose(result, expected, rtol=accuracy, atol=accuracy)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 40, 1), (2, 3, 40), (6, 4), (0, 4), (3, 5, 0)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_sums_over_one_axis(shape, dtype):
+    values = np.random.default_rng(1).integers(-9, 9, shape).astype(dtype)
+    if dtype != "int64" and values.size:
+        values[0, 0] = np.inf
+    x = pt.tensor(dtype=dtype, shape=(None,) * len(shape))
+    with pytensor.config.change_flags(cxx="", traceback__limit=0):
+        axes = range(len(shape))
+        f = pytensor.function([x], [x.sum(axis) for axis in axes], mode=interpreted_mode())
+    for axis, found in zip(axes, f(values), strict=True):
+        np.testing.assert_array_equal(found, values.sum(axis))
+        assert found.dtype == values.sum(axis).dtype

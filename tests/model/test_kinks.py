@@ -7,6 +7,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc.distributions.transforms import ordered
 
 from pymc_ngvi.model.compilation import compile_target
 from tests.models import MODELS
@@ -74,3 +75,53 @@ def test_bounds_of_scales_never_switch(name):
     target = compile_target(MODELS[name](), backend="interpreted", curvature="none")
     draws = np.random.default_rng(2).normal(size=(16, target.dim))
     assert list(target.kinks(draws)) == []
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: pt.log(pt.special.softmax(pt.stack([x, -x]))[0]),
+        lambda x: pt.special.log_softmax(pt.stack([x, -x]))[0],
+        lambda x: pm.math.logsumexp(pt.stack([x, -x])).sum(),
+    ],
+    ids=["softmax", "log softmax", "log sum of exponentials"],
+)
+def test_a_maximum_that_cancels_is_none(build):
+    assert not kinks(build)
+
+
+def test_what_is_only_compared_counts_by_the_comparison():
+    # As where PyMC asks whether probabilities add up to one: the distance itself changes nothing.
+    assert kinks(lambda x: pt.switch(pt.abs(x - 0.1) < 100, -(x**2), -np.inf)) == []
+    found = kinks(lambda x: pt.switch(pt.abs(x) < 1, -(x**2), -2 * x**2))
+    assert found == ["comparison in term"]
+
+
+@pytest.mark.parametrize("kind", ["ordered", "categorical"])
+def test_checks_of_probabilities_are_none(kind):
+    with pm.Model() as model:
+        effect = pm.Normal("effect", shape=(6, 2))
+        if kind == "ordered":
+            cutpoints = np.array([-1.0, 0.5])
+            pm.OrderedLogistic("y", effect[:, 0], cutpoints, observed=[0, 1, 2, 0, 1, 2])
+        else:
+            logit = pt.concatenate([pt.zeros((6, 1)), effect], axis=1)
+            pm.Categorical("y", logit_p=logit, observed=[0, 1, 2, 0, 1, 2])
+    target = compile_target(model, backend="interpreted", curvature="none")
+    assert not target.kinks(np.random.default_rng(2).normal(size=(16, target.dim)))
+
+
+def test_what_a_check_computes_is_none():
+    """That probabilities add up to one is asked by an absolute value which rounding switches."""
+    rng = np.random.default_rng(5)
+    with pm.Model() as model:
+        cutpoints = pm.Normal("cutpoints", 0.0, 1.0, shape=2, transform=ordered, initval=[-1, 1])
+        slope = pm.Normal("slope")
+        rating = rng.integers(3, size=50)
+        pm.OrderedLogistic("rating", slope * rng.normal(size=50), cutpoints, observed=rating)
+    target = compile_target(model, backend="interpreted", curvature="none")
+    assert list(target.kinks(rng.normal(size=(16, target.dim)))) == []
+
+
+def test_a_check_that_fails_at_some_draws_is_one():
+    assert kinks(lambda x: pm.logp(pm.Normal.dist(0.0, x), 1.0)) == ["comparison in term"]

@@ -37,15 +37,15 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators.base import Data, Evaluator, first_of_each, joined
-from pymc_ngvi.model.graph import Graph, operations_in_loops
+from pymc_ngvi.model.graph import Graph, operations_in_loops, with_known_shapes
 from pymc_ngvi.model.variables import value_of
 
 # Numbers in the largest array of one call. Beyond a few hundred kilobytes arrays leave the cache,
 # and below it the time goes into calling the operations.
 _NUMBERS_PER_CALL = 2**17
 # Numbers for which derivatives are computed and not used before a function without them is built:
-# interpreted, this takes some tenths of a second, as building does.
-_WASTE_LIMIT = 2**22
+# interpreted, this takes about a tenth of a second, as building does.
+_WASTE_LIMIT = 2**20
 # JAX compiles once for each shape; and PyTensor rewrites graphs with matrix factorisations in half
 # the time where it knows all shapes. Their calls always take as many draws, the last ones padded.
 _FIXED_DRAWS = 32
@@ -144,7 +144,7 @@ class Batched(_Compiled):
         """Return draws that see their own of these data, their log densities and gradients."""
         graph = self._graph
         with pytensor.config.change_flags(traceback__limit=0):
-            single = inline_inner_graphs([graph.checked, graph.smooth])
+            single = with_known_shapes(inline_inner_graphs([graph.checked, graph.smooth]))
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, self._dim), dtype="float64")
             density, smooth = vectorize_graph(single, {graph.x: many} | data)

@@ -22,9 +22,9 @@ Compile = Callable[[Sequence[Any], Sequence[Any]], Any]
 # them takes longer than calling the operations of a graph one after the other.
 _NUMBERS = 2**15
 
-# Numbers for which derivatives are computed and not used before a function without them is built:
-# interpreted, this takes some hundredths of a second, as building does.
-_WASTE_LIMIT = 2**21
+# Operations on numbers that compute derivatives which are not used, before a function without them
+# is built: interpreted, these take about a tenth of a second, as building does.
+_WASTE_LIMIT = 2**25
 
 #: Derivatives that a call computes.
 VALUES, GRADIENTS, CURVATURES = range(3)
@@ -95,12 +95,13 @@ class RowFunction:
     def _sufficient(self, order: int, numbers: int) -> Any:
         """Return the function of this order, or one that gives more and is there already.
 
-        The numbers that are computed and not used are counted, and not timed: the same calls then
-        use the same functions on every machine.
+        What is computed and not used is counted, and not timed: the same calls then use the same
+        functions on every machine.
         """
         richer = min((known for known in self._functions if known > order), default=None)
         if order not in self._functions and richer is not None:
-            self._wasted += numbers
+            operations = len(self._functions[richer].maker.fgraph.apply_nodes)
+            self._wasted += numbers * operations
             order = richer if self._wasted <= _WASTE_LIMIT else order
         return self._function(order)
 

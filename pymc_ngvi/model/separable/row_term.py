@@ -190,9 +190,10 @@ class RowGraph:
     def _differentiate(cost: Variable, leaves: Sequence[Variable]) -> list[Variable | None]:
         if not leaves:
             return []
-        return pytensor.grad(
-            cost, list(leaves), disconnected_inputs="ignore", return_disconnected="none"
-        )
+        with pytensor.config.change_flags(traceback__limit=0):
+            return pytensor.grad(
+                cost, list(leaves), disconnected_inputs="ignore", return_disconnected="none"
+            )
 
     def curvatures(self) -> dict[tuple[Element, Element], Variable]:
         """Second derivatives by pairs of elements, (n, r), or (n, 1) of two scalars."""
@@ -228,5 +229,7 @@ def _has_rows(row: Variable) -> bool:
 def _of_block(variable: Variable, leaf: Leaf, number: int) -> Variable:
     """Return one element of the block, (n, r)."""
     shape = leaf.symbol.type.shape
+    if shape == ():
+        return variable
     index = list(itertools.product(*map(range, shape)))[number]
     return variable[(slice(None), slice(None), *index)]

@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--agreement", action="store_true", help="compare, whatever the time")
     parser.add_argument("--caches", choices=("empty", "warm", "own"), default="own")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=900, help="seconds of each side")
+    parser.add_argument("--limit", type=float, default=900, help="CPU seconds of each side")
     arguments = parser.parse_args()
     if arguments.agreement:
         agree(arguments)

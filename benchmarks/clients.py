@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,6 +34,8 @@ COLUMNS = (
     "dim",
     "status",
     "khat",
+    "family",
+    "warned",
     "mean_error",
     "mean_worst",
     "sd_ratio",
@@ -382,7 +385,9 @@ def run(name: str) -> dict[str, Any] | None:
         print(f"{name}: skipped, {error.name} is not installed")
         return None
     begin = time.perf_counter()
-    approx, fitted = fits.fit()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx, fitted = fits.fit()
     between = time.perf_counter()
     print(f"{name}: fitted in {between - begin:.1f} s", flush=True)
     print(approx.report, flush=True)
@@ -394,25 +399,37 @@ def run(name: str) -> dict[str, Any] | None:
         "dim": approx.gaussian.dim,
         "status": str(approx.report.status),
         "khat": f"{approx.report.khat:.2f}",
+        "family": approx.report.family,
+        "warned": _warned(caught),
         **compare(fitted["posterior"], reference["posterior"]),
         "fit_seconds": f"{between - begin:.1f}",
         "nuts_seconds": f"{end - between:.1f}",
     }
 
 
+def _warned(caught: Sequence[warnings.WarningMessage]) -> str:
+    """Name what the fit warned of: that it is off, or that its budget was spent."""
+    kinds = {"off": ngvi.UnreliableFit, "budget": ngvi.BudgetSpent}
+    return ", ".join(
+        name for name, kind in kinds.items() if any(issubclass(w.category, kind) for w in caught)
+    )
+
+
 def table(results: Path = RESULTS) -> str:
     """Return the errors as a table in Markdown. Seconds depend on the machine: they stay out."""
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    head = "model", "d", "k-hat", "means off by (sd)", "sds, of NUTS's", "with"
+    head = "model", "d", "fit", "k-hat", "means off by (sd)", "sds, of NUTS's", "warned", "with"
     lines = [head, ["---"] * len(head)]
     lines += [
         (
             f"`{row['client']}`",
             row["dim"],
+            row["family"],
             row["khat"],
             f"{row['mean_error']} (`{row['mean_worst']}`)",
             f"{row['sd_ratio']} (`{row['sd_worst']}`)",
+            row["warned"] or "no",
             row["versions"],
         )
         for row in rows

@@ -5,14 +5,14 @@
     python benchmarks/compare.py eight_schools --methods ngvi advi nutpie --seeds 3 --limit 120
     python benchmarks/compare.py --picture               # draw error against time
 
-Each fit is a fresh process with a limit of time. What a method told before it failed, or before its
-time was over, is kept, with the problem named. Methods whose package is not installed are skipped;
-models of posteriordb need `--posteriordb PATH`. Errors are those of means, in standard deviations
-of the reference, and of logarithms of standard deviations, of all components of the free variables
-on the model's own scale. Times of a method are those of building, fitting (with the verdict of
-ngvi) and drawing, without imports. Rows go to benchmarks/results/compare-LINE.csv, moments of the
-references to benchmarks/results/references; what is there already is not measured again.
-`python benchmarks/run.py table` writes the tables.
+Each fit is a fresh process with a limit of CPU time. What a method told before it failed, or before
+its time was over, is kept, with the problem named. Methods whose package is not installed are
+skipped; models of posteriordb need `--posteriordb PATH`. Errors are those of means, in standard
+deviations of the reference, and of logarithms of standard deviations, of all components of the free
+variables on the model's own scale. Times of a method are those of building, fitting (with the
+verdict of ngvi) and drawing, without imports. Rows go to benchmarks/results/compare-LINE.csv,
+moments of the references to benchmarks/results/references; what is there already is not measured
+again unless `--again` asks for it. `python benchmarks/run.py table` writes the tables.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def compare(models: list[str], arguments: argparse.Namespace) -> None:
         models, [m for m in methods if METHODS[m].installed], range(1, arguments.seeds + 1)
     ):
         key = {"model": model, "method": method, "seed": seed}
-        if table.has(**key, caches=arguments.caches):
+        if table.has(**key, caches=arguments.caches) and not arguments.again:
             continue
         if not (REFERENCES / f"{model}.csv").exists():
             print(f"{model} is skipped: it has no reference; `--references` makes it")
@@ -225,6 +225,7 @@ def compare(models: list[str], arguments: argparse.Namespace) -> None:
             if arguments.caches == "warm":
                 process.measure(__file__, case, limit=arguments.limit, environment=environment)
             row = process.measure(__file__, case, limit=arguments.limit, environment=environment)
+        table.remove(**key, caches=arguments.caches)
         table.add(key | told | row | {"caches": arguments.caches, "limit_s": arguments.limit})
 
 
@@ -236,11 +237,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(CASES))
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
+    parser.add_argument("--limit", type=float, default=600, help="CPU seconds of each fit")
     parser.add_argument(
         "--caches", choices=("own", "empty", "warm"), default="own",
         help="caches of compiled code: yours, empty ones, or filled by the same fit before",
     )  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="measure also what is there already")
     parser.add_argument("--references", action="store_true", help="make references instead")
     parser.add_argument("--picture", action="store_true", help="draw, and measure nothing")
     process.add_posteriordb(parser)
@@ -252,9 +254,9 @@ def main() -> None:
         name for name, case in CASES.items() if arguments.posteriordb or not case.posteriordb
     ]
     if arguments.picture:
-        import compare_table
+        import compare_picture
 
-        compare_table.draw(process.RESULTS)
+        compare_picture.draw(process.RESULTS)
     elif arguments.references:
         make_references(models, arguments)
     else:

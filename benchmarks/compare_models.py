@@ -82,7 +82,9 @@ CASES: dict[str, Case] = {
     "gp_latent": _case("Gaussian process, latent", "user_models", "gp_latent"),
     "gp_marginal": _case("Gaussian process, marginal", "untuned", "gp_ard"),
     "hsgp": _case("Gaussian process by a basis", "shape_models", "hsgp_regression"),
-    "random_walk": _case("counts on a random walk", "large_models", "random_walk", 200),
+    "random_walk": _case(
+        "counts on a random walk", "large_models", "random_walk", 200, centring={"level": 0.0}
+    ),
     "state_space": _case("local level", "user_models", "state_space"),
     "stochastic_volatility": _case(
         "stochastic volatility", "shape_models", "stochastic_volatility"
@@ -123,3 +125,7 @@ CASES |= {
         "eight_schools_noncentered",
     )
 }
+#: Models that most users have: those of the README.
+COMMON = ("logistic_1000", "poisson_1000", "negative_binomial", "zero_inflated", "ordinal")
+COMMON += ("softmax_10", "survival", "varying_intercepts", "varying_slopes", "irt_2pl")
+COMMON += ("random_walk", "eight_schools")

@@ -1,20 +1,24 @@
 """Cost of one full-covariance step, relative to the linear algebra that it needs at least.
 
 The yardstick is one Cholesky factorisation plus one triangular solve with a d x d right-hand side.
-It is timed in the same run, in turn with the step, so that other load on the machine affects both
-alike. The target costs nothing: its derivatives are computed beforehand.
+It is timed in the same run, in turn with the step, in CPU seconds of one thread, so that other load
+on the machine affects both alike. The target costs nothing: its derivatives are computed
+beforehand.
 
-Run with `make bench`, or `python benchmarks/core_step.py --dims 100 300`.
+Run with `make bench`, or `python benchmarks/core_step.py --dims 100 300`. Rows go to
+benchmarks/results/core-step-LINE.csv, and the new ones take the place of the old.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import numpy as np
 import scipy
 import scipy.linalg
+from process import Table
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.algorithm import init, step
@@ -44,11 +48,11 @@ class FreeTarget(Target):
 
 
 def seconds(function, repeats: int) -> float:
-    """Time of one call, in seconds."""
-    begin = time.perf_counter()
+    """CPU time of one call, in seconds."""
+    begin = time.process_time()
     for _ in range(repeats):
         function()
-    return (time.perf_counter() - begin) / repeats
+    return (time.process_time() - begin) / repeats
 
 
 def measure(dim: int, n_samples: int, *, guarded: bool, rounds: int) -> tuple[float, float]:
@@ -84,23 +88,30 @@ def measure(dim: int, n_samples: int, *, guarded: bool, rounds: int) -> tuple[fl
 
 
 def main() -> None:
-    """Print a table of ratios."""
+    """Measure, and show what is measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dims", type=int, nargs="+", default=[10, 100, 300, 1000])
     parser.add_argument("--samples", type=int, nargs="+", default=[2, 16])
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    print(f"numpy {np.__version__}, scipy {scipy.__version__}, one thread, median of rounds")
-    print(f"{'d':>5} {'N':>4} {'guard':>7} {'yardstick ms':>13} {'step ms':>9} {'ratio':>6}")
+    table = Table("core-step", ("dim", "samples", "guard"))
+    table.path.unlink(missing_ok=True)
+    versions = f"NumPy {np.__version__}, SciPy {scipy.__version__}"
+    cases = itertools.product(arguments.dims, arguments.samples, (False, True))
     with threadpool_limits(1):
-        for dim in arguments.dims:
-            for n in arguments.samples:
-                for guarded in (False, True):
-                    yard, stepped = measure(dim, n, guarded=guarded, rounds=arguments.rounds)
-                    print(
-                        f"{dim:>5} {n:>4} {'acts' if guarded else 'idle':>7} "
-                        f"{1e3 * yard:>13.3f} {1e3 * stepped:>9.3f} {stepped / yard:>6.2f}"
-                    )
+        for dim, n, guarded in cases:
+            yard, stepped = measure(dim, n, guarded=guarded, rounds=arguments.rounds)
+            table.add(
+                {
+                    "dim": dim,
+                    "samples": n,
+                    "guard": "acts" if guarded else "idle",
+                    "yardstick_ms": 1e3 * yard,
+                    "step_ms": 1e3 * stepped,
+                    "ratio": stepped / yard,
+                    "versions": versions,
+                }
+            )
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("part", choices=[*COLUMNS])
     parser.add_argument("--models", nargs="+", choices=[*LIKELIHOODS, *SMALL])
     parser.add_argument("--shapes", nargs="+", metavar="ROWSxPREDICTORS", help="of `rows`")
-    parser.add_argument("--limit", type=float, default=300, help="seconds of each case")
+    parser.add_argument("--limit", type=float, default=300, help="CPU seconds of each case")
     process.add_posteriordb(parser)
     arguments = parser.parse_args()
     part = arguments.part

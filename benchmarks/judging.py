@@ -8,8 +8,8 @@ import numpy as np
 
 from pymc_ngvi.core.estimators import mean_and_error
 from pymc_ngvi.core.families import FullGaussian, Gaussian
+from pymc_ngvi.results.checks import fresh_log_ratios
 from pymc_ngvi.results.importance import Importance
-from pymc_ngvi.results.verdict import fresh_log_ratios
 
 ELBO_DRAWS = 4000
 

@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="MODEL[:SIZE]", help=", ".join(SIZES))
     parser.add_argument("--small", action="store_true", help="one small size of each model")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
+    parser.add_argument("--limit", type=float, default=600, help="CPU seconds of each fit")
     parser.add_argument("--family", help="other than the default")
     parser.add_argument("--backend", help="other than the default")
     arguments = parser.parse_args()

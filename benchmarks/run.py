@@ -5,6 +5,7 @@
     python benchmarks/run.py trajectory --posteriordb PATH   # ELBO against time, beside ADVI
     python benchmarks/run.py picture                         # draw it
     python benchmarks/run.py calibration --posteriordb PATH  # 100 seeds, three accuracies
+    python benchmarks/run.py growth                          # evaluations, more parameters
     python benchmarks/run.py untuned --cache FOLDER          # against NUTS
     python benchmarks/run.py families --posteriordb PATH     # mean-field, and Stein
     python benchmarks/run.py verdict --posteriordb PATH      # does it warn where it should?
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import large_models
 import numpy as np
 import pandas
 import posteriordb
@@ -57,6 +59,8 @@ VERDICT_DRAWS = 20_000
 CALIBRATION_MODELS = ("kilpisjarvi", "mesquite", "arK", "eight_schools_noncentered")
 #: Logistic regressions of 50 rows for each of so many coefficients.
 CALIBRATION_REGRESSIONS = (50, 200, 500)
+#: Models of more and more parameters: coefficients with 50 rows each, and groups.
+GROWTH = {"logistic": (50, 100, 200, 400), "varying_intercepts": (100, 500, 2000)}
 #: One Gaussian, of the model as it is written.
 ONE_GAUSSIAN: dict[str, Any] = {"family": "fullrank", "reparametrize": False, "remedy": None}
 
@@ -238,6 +242,25 @@ def _calibrated(arguments: argparse.Namespace) -> Iterator[tuple[str, pm.Model]]
             yield name, regressions.MODELS["logistic"](50 * sizes[name], sizes[name])[0]
 
 
+def growth(arguments: argparse.Namespace) -> None:
+    """Count the evaluations of fits at their defaults as parameters become more."""
+    table = Table("growth", ("model", "size", "seed"))
+    for name, size in ((name, size) for name, sizes in GROWTH.items() for size in sizes):
+        seeds = [s for s in range(1, 6) if not table.has(model=name, size=size, seed=s)]
+        if not seeds or name not in (arguments.models or GROWTH):
+            continue
+        if name == "logistic":
+            model = regressions.MODELS[name](50 * size, size)[0]
+        else:
+            model = large_models.MODELS[name](size)
+        for seed in seeds:
+            approx, warned = fitted(ngvi.NGVI(model=model), random_seed=seed)
+            report = approx.report
+            row = {"dim": approx.ndim, "family": report.family, "status": report.status}
+            row |= {"evaluations": report.evaluations, "gradients": report.gradients}
+            table.add({"model": name, "size": size, "seed": seed, **row, "warned": warned})
+
+
 def against_nuts(arguments: argparse.Namespace) -> None:
     """Compare fits of the untuned models with NUTS."""
     table = Table("untuned", ("model", "seed"))
@@ -296,7 +319,7 @@ def _errors_of_parameters(approx: Any, model: pm.Model, reference: np.ndarray) -
     verdict, said = report.verdict, report.parameters
     layout = Layout(model, initial_point(model))
     own = OwnScale(model, layout)
-    labels = [slot.label(i) for slot in [*layout, *own.slots()] for i in range(slot.size)]
+    labels = [label for slot in [*layout, *own.slots()] for label in slot.labels]
     n = VERDICT_DRAWS if approx.importance is None else VERDICT_DRAWS // 5
     posterior = approx.sample(n, random_seed=0)["posterior"]
     draws = unconstrain(model, {v.name: posterior[v.name].values[0] for v in model.free_RVs})
@@ -355,6 +378,7 @@ def main() -> None:
         "trajectory": against_time,
         "picture": lambda arguments: trajectory.draw(RESULTS),
         "calibration": calibration,
+        "growth": growth,
         "untuned": against_nuts,
         "families": families,
         "verdict": verdicts,

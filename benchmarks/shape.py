@@ -6,14 +6,17 @@
     python benchmarks/shape.py --picture                    # draw marginals of eight schools
     python benchmarks/shape.py --needless --posteriordb PATH    # what models pay that need nothing
     python benchmarks/shape.py --nuts                       # NUTS as it is, and from a fit
+    python benchmarks/shape.py --matched                    # draws with weights, and matched
 
 The ways to fit are one Gaussian on the values as they are written (`plain`), one Gaussian on values
-that the fit chooses (`recentred`: ``remedy=None``), and the default call (`default`). Errors are
+that the fit chooses (`recentred`: ``remedy=None``), the default call (`default`), and a grid of the
+variables that someone who knows the model would name (`nested`: ``nested=[...]``). Errors are
 against 4 chains of nutpie, over all components on the unconstrained scale: of means in standard
 deviations, of standard deviations as their ratio. Rows go to benchmarks/results/shape-LINE.csv;
 what is there already is not measured again. `--needless` counts evaluations of the default call
 and of one Gaussian on the values as they are, on regressions and on hierarchies with many rows;
-`--nuts` samples by PyMC's own NUTS, on the model as it is written and on what the fit has chosen.
+`--nuts` samples by PyMC's own NUTS, on the model as it is written and on what the fit has chosen;
+`--matched` weighs draws of two hierarchies, as they are and after matching.
 `python benchmarks/run.py table` writes the tables.
 """
 
@@ -33,6 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {"reparametrize": False, "remedy": None},
     "recentred": {"remedy": None},
     "default": {},
+    "nested": {},  # and the names of `shape_models.NESTED`
 }
 COLUMNS = ("model", "way", "seed", "dim", "elbo", "elbo_se", "khat", "ess", "verdict_draws")
 COLUMNS += ("evaluations", "gradients", "mean_error", "mean_worst", "sd_low", "sd_high", "worst")
@@ -42,6 +46,8 @@ NEEDLESS = ("model", "way", "seed", "evaluations", "gradients", "elbo", "khat", 
 NEEDLESS += ("cpu_s", "problem")
 SAMPLED = ("model", "way", "seed", "divergences", "gradients", "ess", "ess_per_gradient", "rhat")
 SAMPLED += ("problem",)
+MATCHED = ("model", "way", "draws", "seed", "elbo", "weighed_draws", "khat_before", "khat", "ess")
+MATCHED += ("hyper_mean_error", "hyper_sd_ratio", "mean_worst", "cpu_s", "problem")
 #: Regressions of posteriordb.
 REGRESSIONS = ("kidscore_momiq", "kilpisjarvi", "mesquite", "nes1972", "sblrc", "diamonds", "arK")
 DRAWS = 4000
@@ -101,7 +107,8 @@ def measure(model: str, way: str, seed: int, cache: str) -> Iterator[process.Row
     built = shape_models.MODELS[model]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        approx = ngvi.NGVI(model=built, **WAYS[way]).fit(random_seed=seed, progressbar=False)
+        options = options_of(model, way)
+        approx = ngvi.NGVI(model=built, **options).fit(random_seed=seed, progressbar=False)
     report = approx.report
     yield {
         **{name: getattr(report, name) for name in COLUMNS[3:11]},
@@ -119,6 +126,56 @@ def measure(model: str, way: str, seed: int, cache: str) -> Iterator[process.Row
     yield compared(draws, nuts["draws"], layout)
     yield {f"nuts_{name}": nuts[name].item() for name in ("rhat", "ess", "divergences")}
     yield {"nuts_s": nuts["seconds"].item()}
+
+
+def options_of(model: str, way: str) -> dict[str, Any]:
+    """Return the options of a way to fit a model."""
+    import shape_models
+
+    return WAYS[way] | ({"nested": shape_models.NESTED[model]} if way == "nested" else {})
+
+
+def matched(model: str, way: str, seed: int, cache: str) -> Iterator[process.Row]:
+    """Fit a hierarchy in one way, and compare its draws as they are, weighed and matched."""
+    import numpy as np
+    import shape_models
+    from references import unconstrain
+
+    import pymc_ngvi as ngvi
+
+    built = shape_models.MODELS[model]()
+    exact = np.load(Path(cache, f"{model}.npz"))["draws"]
+    centre, scale = exact.mean(axis=0), exact.std(axis=0)
+    names = [variable.name for variable in built.free_RVs]
+    hyper = names.index("tau")  # after scalars
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = options_of(model, way)
+        approx = ngvi.NGVI(model=built, **options).fit(random_seed=seed, progressbar=False)
+        for kind, importance in {
+            "plain": None,
+            "weighed": "psis",
+            "matched": "match",
+        }.items():
+            data = approx.sample(DRAWS, random_seed=seed, importance=importance)
+            posterior, stats = data["posterior"], data["sample_stats"]
+            draws = unconstrain(built, {n: posterior[n].values[0] for n in names})
+            weights = np.exp(stats["log_weight"].values.ravel()) if importance else None
+            means = np.average(draws, axis=0, weights=weights)
+            sds = np.sqrt(np.average((draws - means) ** 2, axis=0, weights=weights))
+            shift = np.abs(means - centre) / scale
+            yield {
+                kind: {
+                    "elbo": approx.report.elbo,
+                    "weighed_draws": int(stats.attrs["weighed_draws"]),
+                    "khat_before": float(stats.attrs.get("khat_unmatched", stats.attrs["khat"])),
+                    "khat": float(stats.attrs["khat"]),
+                    "ess": float(stats.attrs["ess"]),
+                    "hyper_mean_error": float(shift[hyper]),
+                    "hyper_sd_ratio": float(sds[hyper] / scale[hyper]),
+                    "mean_worst": float(shift.max()),
+                }
+            }
 
 
 def needless(model: str, way: str, seed: int, database: str) -> Iterator[process.Row]:
@@ -213,7 +270,8 @@ def picture(cache: str) -> None:
         axis.set(title=name, yticks=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for label, options in WAYS.items():
+        for label in ("plain", "recentred", "default"):
+            options = options_of("eight_schools", label)
             approx = ngvi.NGVI(model=built, **options).fit(random_seed=1, progressbar=False)
             posterior = approx.sample(40_000, random_seed=1)["posterior"]
             names = [variable.name for variable in built.free_RVs]
@@ -229,8 +287,9 @@ def picture(cache: str) -> None:
 
 
 def answered(what: str, **case: Any) -> Iterator[process.Row]:
-    """Measure a case of one of the three kinds."""
-    return {"shape": measure, "needless": needless, "nuts": sampled}[what](**case)
+    """Measure a case of one of the four kinds."""
+    kinds = {"shape": measure, "needless": needless, "nuts": sampled, "matched": matched}
+    return kinds[what](**case)
 
 
 def count_needless(seeds: int, database: str | None, limit: float) -> None:
@@ -255,6 +314,22 @@ def sample_by_nuts(seeds: int, limit: float) -> None:
             table.add(key | process.measure(__file__, case, limit=limit))
 
 
+def match_draws(arguments: argparse.Namespace) -> None:
+    """Weigh and match draws of two hierarchies, after NUTS where its draws are not kept yet."""
+    table = process.Table("shape-matched", ("model", "way", "draws", "seed"), MATCHED)
+    models, ways = ("eight_schools", "poisson_hierarchy"), ("plain", "recentred", "nested")
+    for model in models:
+        make_reference(model, arguments)
+        for way, seed in itertools.product(ways, range(1, arguments.seeds + 1)):
+            key = {"model": model, "way": way, "seed": seed}
+            if not table.has(**key, draws="matched"):
+                case = {"what": "matched", **key, "cache": arguments.cache}
+                row = process.measure(__file__, case, limit=arguments.limit)
+                kinds = [kind for kind, value in row.items() if isinstance(value, dict)]
+                for kind in kinds or ["matched"]:
+                    table.add({**key, "draws": kind} | row | row.get(kind, {}))
+
+
 def main() -> None:
     """Measure the models named, or all."""
     names = ("eight_schools", "poisson_hierarchy", "varying_intercepts", "meta_analysis")
@@ -266,11 +341,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--limit", type=float, default=600, help="seconds of each fit")
+    parser.add_argument("--limit", type=float, default=600, help="CPU seconds of each fit")
     parser.add_argument("--cache", default=str(Path(__file__).parent / ".cache" / "shape"))
     parser.add_argument("--picture", action="store_true", help="draw, and measure nothing")
     parser.add_argument("--needless", action="store_true", help="models that need nothing")
     parser.add_argument("--nuts", action="store_true", help="NUTS as it is, and from a fit")
+    parser.add_argument("--matched", action="store_true", help="draws with weights, and matched")
     process.add_posteriordb(parser)
     arguments = parser.parse_args()
     if arguments.picture:
@@ -279,6 +355,8 @@ def main() -> None:
         count_needless(arguments.seeds, arguments.posteriordb, arguments.limit)
     elif arguments.nuts:
         sample_by_nuts(arguments.seeds, arguments.limit)
+    elif arguments.matched:
+        match_draws(arguments)
     else:
         unknown = [model for model in arguments.models if model not in names]
         if unknown:
@@ -286,14 +364,19 @@ def main() -> None:
         measure_shapes(arguments.models or names, arguments)
 
 
+def make_reference(model: str, arguments: argparse.Namespace) -> None:
+    """Sample a model by nutpie, where its draws are not kept yet."""
+    Path(arguments.cache).mkdir(parents=True, exist_ok=True)
+    if not Path(arguments.cache, f"{model}.npz").exists():
+        case = {"model": model, "way": "nuts", "seed": 1, "cache": arguments.cache}
+        process.measure(__file__, {"what": "shape", **case}, limit=arguments.limit)
+
+
 def measure_shapes(models: Sequence[str], arguments: argparse.Namespace) -> None:
     """Fit models in all ways, after NUTS where its draws are not kept yet."""
-    Path(arguments.cache).mkdir(parents=True, exist_ok=True)
     table = process.Table("shape", ("model", "way", "seed"), COLUMNS)
     for model in models:
-        if not Path(arguments.cache, f"{model}.npz").exists():
-            case = {"model": model, "way": "nuts", "seed": 1, "cache": arguments.cache}
-            process.measure(__file__, {"what": "shape", **case}, limit=arguments.limit)
+        make_reference(model, arguments)
         for way, seed in itertools.product(arguments.ways, range(1, arguments.seeds + 1)):
             key = {"model": model, "way": way, "seed": seed}
             if not table.has(**key):

@@ -25,6 +25,20 @@ CENTRING: dict[str, dict[str, float]] = {
     "two_levels": {"district": 0.0, "school": 0.0},
 }
 
+#: What someone who knows the model would hold.
+NESTED: dict[str, list[str]] = {
+    "eight_schools": ["tau"],
+    "poisson_hierarchy": ["tau"],
+    "varying_intercepts": ["tau"],
+    "meta_analysis": ["tau"],
+    "two_levels": ["between", "within"],
+    "stochastic_volatility": ["step"],
+    "hsgp_regression": ["eta", "length"],
+    "horseshoe": ["shared"],
+    "student_hierarchy": ["tau"],
+    "beta_binomial": ["size"],
+}
+
 
 def model(build: Callable[[], pm.Model]) -> Callable[[], pm.Model]:
     """Register the function that builds a model, under the function's name."""

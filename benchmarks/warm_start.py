@@ -3,17 +3,19 @@
 Counts the gradients (leapfrog steps) of tuning and of sampling, and the effective draws they give.
 
     python benchmarks/warm_start.py
+
+Rows go to benchmarks/results/warm-start-LINE.csv; what is there already is not measured again.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from typing import Any
 
 import arviz as az
 import numpy as np
+import process
 import pymc as pm
 
 import pymc_ngvi  # noqa: F401 - importing it is what makes method="ngvi" work
@@ -41,9 +43,9 @@ def smallest_ess(idata: Any) -> float:
     return float(summary["ess_bulk"].astype(float).min())
 
 
-def measure(label: str, **keywords: Any) -> None:
-    """Sample, and print gradients, effective draws and seconds."""
-    begin = time.perf_counter()
+def measure(**keywords: Any) -> process.Row:
+    """Sample, and return gradients, effective draws and CPU seconds, compiling included."""
+    begin = process.used()["cpu_s"]
     idata = pm.sample(
         DRAWS,
         cores=1,
@@ -53,32 +55,42 @@ def measure(label: str, **keywords: Any) -> None:
         discard_tuned_samples=False,
         **keywords,
     )
-    seconds = time.perf_counter() - begin
+    spent = process.used()["cpu_s"] - begin
     groups = ("warmup_sample_stats", "sample_stats")
     tuning, sampling = (int(idata[group]["n_steps"].sum()) for group in groups)
     ess = smallest_ess(idata)
-    print(
-        f"{label:<28} {tuning:>8} {sampling:>8} {ess:>6.0f} "
-        f"{1000 * ess / (tuning + sampling):>9.2f} {seconds:>8.1f}"
-    )
+    return {
+        "tuning": tuning,
+        "sampling": sampling,
+        "ess": ess,
+        "ess_per_1000": 1000 * ess / (tuning + sampling),
+        "cpu_s": spent,
+    }
 
 
 def main() -> None:
     """Compare the ways to start NUTS."""
     logging.getLogger("pymc").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    table = process.Table("warm-start", ("way",))
     with correlated_regression():
         approx = pm.fit(method="ngvi", random_seed=1, progressbar=False)
-        print(f"fit: {approx.report.evaluations} evaluations, {approx.report.fit_seconds:.2f} s")
-        print(f"{'':28} gradients of        ESS  ESS/1000   seconds")
-        print(f"{'':28}   tuning sampling        gradients")
-        measure("default, tune=1000", chains=CHAINS, tune=1000)
-        measure("adapt_full, tune=1000", chains=CHAINS, tune=1000, init="jitter+adapt_full")
-        for tune in (200, 50):
-            measure(
-                f"nuts_kwargs(), tune={tune}",
-                **approx.nuts_kwargs(chains=CHAINS, tune=tune, random_seed=1),
-            )
+        told = {"fit_evaluations": approx.report.evaluations}
+        told |= {"fit_gradients": approx.report.gradients, "pymc": pm.__version__}
+        warm = "pm.sample(**approx.nuts_kwargs(chains=2))"
+        scratch = {"chains": CHAINS, "tune": 1000}
+        ways = {
+            "pm.sample(tune=1000)": scratch,
+            'pm.sample(tune=1000, init="jitter+adapt_full")': {
+                **scratch,
+                "init": "jitter+adapt_full",
+            },
+            warm: approx.nuts_kwargs(chains=CHAINS, random_seed=1),
+            f"{warm[:-2]}, tune=50))": approx.nuts_kwargs(chains=CHAINS, tune=50, random_seed=1),
+        }
+        for way, keywords in ways.items():
+            if not table.has(way=way):
+                table.add({"way": way, **measure(**keywords), **told})
 
 
 if __name__ == "__main__":

@@ -109,3 +109,22 @@ def test_user_models_have_a_finite_density_where_they_start():
             continue
         values = build().point_logps()
         assert all(np.isfinite(value) for value in values.values()), name
+
+
+def test_the_pictures_have_every_method_and_stay_within_their_frame(tmp_path, monkeypatch):
+    picture = pytest.importorskip("compare_picture", exc_type=ImportError)
+    from compare_methods import METHODS
+    from compare_models import CASES, COMMON
+    from process import RESULTS, read
+
+    assert {*picture.STYLES, "nutpie"} == {*METHODS}
+    assert {*COMMON} <= {*CASES}
+    assert {*picture.CHOSEN} <= {*picture.STYLES}
+    monkeypatch.setattr(picture, "FOLDER", tmp_path)
+    picture.draw(RESULTS)
+    assert {path.name for path in tmp_path.iterdir()} == {"all_methods.png", "overview.png"}
+    for row in read(RESULTS / "compare-pymc6.csv"):
+        if row["method"] in picture.STYLES and not row["problem"]:
+            style = picture.STYLES[row["method"]]
+            point = style.point(1.0, float(row["mean_worst"]), failed=False)
+            assert picture.LOWEST <= point.get_ydata()[0] <= picture.HIGHEST

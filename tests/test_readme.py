@@ -42,3 +42,13 @@ def test_links_lead_somewhere():
     links = re.findall(r"\]\((?!https?://)([^)#]+)", TEXT)
     assert links
     assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_numbers_are_those_that_were_measured(monkeypatch):
+    """`python benchmarks/run.py table` brings the README up to date."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import facts
+    from process import RESULTS
+
+    told = TEXT.split(facts.BEGIN)[1].split(facts.END)[0]
+    assert told.strip() == facts.measured(RESULTS)

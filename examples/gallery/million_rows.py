@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A million rows, in batches
 #
-# A model of a million rows takes a second for each evaluation, and a fit takes hundreds of them.
-# With `pm.Minibatch` an evaluation sees a few rows only, and the whole fit reads the data two or
-# three times.
+# A model of a million rows takes a good part of a second for each evaluation, and a fit takes tens
+# to hundreds of them. With `pm.Minibatch` an evaluation sees a few rows only, and the whole fit
+# reads the data two or three times.
 
 # %%
 import time

@@ -90,3 +90,14 @@ def test_sets_with_exact_second_moments_are_balanced_unless_they_say_so(dim):
         _, pairs, balanced = designs.replicate_size(n, dim)
         assert balanced or pairs < dim or not designs.is_balanced(n, dim)
     assert designs.is_balanced(2 * 4 * designs.FEWEST_PAIRS, dim)
+
+
+@pytest.mark.parametrize("dim", [1, 4, 5, 8, 20])
+def test_replicates_have_exact_second_moments_from_the_exact_size_on(dim):
+    for n in range(1, 10 * dim + 32):
+        size = designs.rounded_size(n, dim)
+        exact = all(
+            np.allclose(moments(z, 2), np.eye(dim))
+            for z in designs.replicates(n, dim, np.random.default_rng(n))
+        )
+        assert exact == (size >= designs.exact_size(dim))

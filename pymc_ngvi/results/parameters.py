@@ -75,11 +75,18 @@ class Moments:
             self._sums, self._products = np.zeros((5, p)), np.zeros((5, 5, p))
         u, w = (values - self._location) / self._scale, weights[:, np.newaxis]
         half = len(u) // 2
-        # For each pair the means of 1, u and u^2 with weights, and of u and u^2 without.
-        terms = np.stack([np.broadcast_to(w, u.shape), w * u, w * u**2, u, u**2])
-        terms = (terms[:, :half] + terms[:, half:]) / 2
-        self._sums += terms.sum(axis=1)
-        self._products += np.einsum("ikp,jkp->ijp", terms, terms)
+        # For each pair the means of 1, u and u^2 with weights, and of u and u^2 without. One array
+        # of all five, and its products with itself, would take three times as long.
+        squares = u**2
+        terms = [
+            (term[:half] + term[half:]) / 2
+            for term in (np.broadcast_to(w, u.shape), w * u, w * squares, u, squares)
+        ]
+        for i, term in enumerate(terms):
+            self._sums[i] += term.sum(axis=0)
+            for j, other in enumerate(terms[i:], start=i):
+                self._products[i, j] += np.einsum("kp,kp->p", term, other)
+                self._products[j, i] = self._products[i, j]
         self.pairs += half
 
     def compare(self) -> dict[str, Array]:

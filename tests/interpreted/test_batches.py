@@ -48,7 +48,7 @@ CASES = {
 def test_values_are_those_of_pytensor(name):
     one, value = CASES[name]
     ours, own = both(lambda m: one(m) + 0.0, value, replaced="own" not in name)
-    np.testing.assert_allclose(ours, own, rtol=1e-12)
+    np.testing.assert_allclose(ours, own, rtol=1e-12, atol=1e-16)  # what is 0 up to rounding
     assert ours.dtype == own.dtype
 
 
@@ -61,6 +61,25 @@ def test_many_vectors_with_one_matrix():
         for mode in (interpreted_mode(), get_mode("FAST_COMPILE"))
     ]
     np.testing.assert_allclose(*values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 3, 16, 17])
+@pytest.mark.parametrize("lower", [True, False])
+def test_triangular_systems_of_any_size(k, lower):
+    """Small ones are solved by substitution, larger ones by LAPACK."""
+    factors = np.tril(RNG.normal(size=(5, k, k))) + 4 * np.eye(k)
+    factors = factors if lower else factors.swapaxes(-1, -2)
+    ours, own = both(lambda m: solve_triangular(m, m.T + 1.0, lower=lower), factors)
+    np.testing.assert_allclose(ours, own, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(factors @ ours, factors.swapaxes(-1, -2) + 1.0, atol=1e-12)
+
+
+def test_a_singular_triangle_is_nan_in_its_own_member_only():
+    broken = FACTORS.copy()
+    broken[2, 1, 1] = 0.0
+    ours, own = both(lambda m: solve_triangular(m, m[0] + 1.0, lower=True), broken)
+    np.testing.assert_array_equal(np.isnan(ours).any(axis=1), np.arange(5) == 2)
+    np.testing.assert_allclose(ours, own, rtol=1e-12)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -212,8 +212,9 @@ class Remedies:
             named += [f'nested=["{name}"]' for name in self.nester.ranked()[:1]]
         matched = any(word.startswith("matched") for word in self.tried)
         last = _report(self.approx).verdict
-        # What only draws show that were moved is beyond the reach of weights.
-        if not (matched or last.moved or prepared.target.reads_batches):
+        # Where weights can be trusted, what only moved draws show is beyond their reach.
+        beyond = last.moved and last.weighable
+        if not (matched or beyond or prepared.target.reads_batches):
             how = "resample" if last.weighable else "match"
             named.append(f'sample(importance="{how}")')
         return named

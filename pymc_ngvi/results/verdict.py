@@ -91,10 +91,11 @@ class Verdict:
     def unreliable(self) -> bool:
         """Whether not to rely on the fit: it is off, or nothing says that it is not.
 
-        False takes a k-hat and an effective sample size that are numbers, and no parameter that is
-        off.
+        False takes weights that can be trusted, or moved draws where they cannot, and no parameter
+        that is off. In many dimensions weights are of no use long before a parameter is off: small
+        differences in each of them add up.
         """
-        return not self.weighable or len(self.off) > 0
+        return not (self.weighable or self.moved) or len(self.off) > 0
 
     @property
     def weighable(self) -> bool:
@@ -112,8 +113,13 @@ class Verdict:
         all near a constant, and their tail may have any shape. Where it is less so, it takes draws
         that were moved into the tails to tell.
         """
-        many = self.ess > (CLEAR_EFFICIENCY if self.moved else FULL_EFFICIENCY) * self.draws
+        many = self.nearly_even if self.moved else self.ess > FULL_EFFICIENCY * self.draws
         return many and UNRELIABLE_KHAT < self.khat < np.inf
+
+    @property
+    def nearly_even(self) -> bool:
+        """Whether most of the draws are effective."""
+        return self.ess > CLEAR_EFFICIENCY * self.draws
 
     @property
     def off(self) -> pandas.DataFrame:
@@ -135,7 +141,7 @@ class Verdict:
             return True
         # Few draws of a Gaussian that is too narrow hardly see the tail that it lacks, and k-hat
         # may come out low.
-        if not self.unreliable and self.ess < CLEAR_EFFICIENCY * self.draws:
+        if not self.unreliable and not self.nearly_even:
             return True
         return self.weighable and bool(
             np.any(beyond(self.parameters) & (severity(self.parameters) <= 1))
@@ -145,9 +151,9 @@ class Verdict:
     def doubtful(self) -> bool:
         """Whether draws beyond those of the fit may change the word, from good or from bad."""
         if not self.weighable:
-            return self.ess > CLEAR_EFFICIENCY * self.draws
+            return self.khat < np.inf
         narrow = bool((self.parameters["sd_ratio"] < CLEAR_SPREAD).any())
-        return not len(self.off) and (narrow or self.ess < CLEAR_EFFICIENCY * self.draws)
+        return not len(self.off) and (narrow or not self.nearly_even)
 
     def __str__(self) -> str:
         if not self.draws or np.isnan(self.khat):
@@ -155,7 +161,7 @@ class Verdict:
         if self.only_tails:
             word = "good but for the tails"
         elif not self.weighable:
-            word = "unreliable"
+            word = "no parameter off, but no weights to use" if self.moved else "unreliable"
         else:
             word = "good" if self.khat < GOOD_KHAT else "fair"
         if len(self.off):
@@ -180,7 +186,7 @@ class Verdict:
             return ""
         ways = ", or ".join([*remedies, "NUTS: pm.sample(**approx.nuts_kwargs())"])
         advice = f"{', '.join(tried)} did not suffice; try {ways}" if tried else f"try {ways}"
-        if not self.weighable:
+        if not len(self.off):
             return f"the posterior is not close to the approximation (k-hat {self}): {advice}"
         first = next(describe(self.off))
         more = f" (and {len(self.off) - 1} more: approx.report.parameters)"
@@ -233,7 +239,9 @@ def judge(
             break
         draws *= MORE_DRAWS
     chains = int(min(affordable / (_GRADIENT_PRICE * MOVES * STEPS), NUMBERS / q.dim, MOST_MOVED))
-    if verdict.doubtful and chains >= FEWEST_MOVED and not target.reads_batches:
+    # A fit without correlations may lack them though its means and sds are right.
+    blind = q.gaussian.factorised and not (verdict.weighable or verdict.nearly_even)
+    if verdict.doubtful and chains >= FEWEST_MOVED and not (target.reads_batches or blind):
         moved = check.moved(chains)
         if moved is not None:
             return replace(verdict, parameters=moved, moved=chains * (MOVES - SETTLING))

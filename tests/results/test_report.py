@@ -66,7 +66,8 @@ class TestVerdict:
         message = next(str(w.message) for w in caught if w.category is ngvi.UnreliableFit)
         assert "\n" not in message
         assert report.verdict.unreliable
-        assert "unreliable" in str(report)
+        assert "parameters off" in str(report)
+        assert "the fit is off in" in message
 
     def test_mean_field_of_a_correlated_posterior_is_flagged(self):
         with pm.Model() as model:

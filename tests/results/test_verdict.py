@@ -310,8 +310,40 @@ class TestMoves:
         bad = Verdict(**edge, moved=500, parameters=checks(ratio=0.7))
         assert bad.unreliable
         assert list(bad.off.index) == ["psi"]
-        few = {"khat": 0.72, "ess": 700, "draws": 1000}
-        assert Verdict(**few, moved=500, parameters=checks()).unreliable
+
+    def test_moved_draws_decide_where_there_are_no_weights_to_use(self):
+        poor = {"khat": 0.9, "ess": 50, "draws": 1000}
+        assert Verdict(**poor, parameters=checks()).unreliable
+        good = Verdict(**poor, moved=500, parameters=checks())
+        assert not good.unreliable
+        assert not good.weighable
+        assert str(good).endswith("no parameter off, but no weights to use")
+        assert good.warning() == ""
+        bad = Verdict(**poor, moved=500, parameters=checks(ratio=0.7))
+        assert bad.unreliable
+        assert "the fit is off in psi" in bad.warning()
+
+    def test_many_parameters_that_are_nearly_right_are_told_from_one_that_is_not(self):
+        """Each of 400 skewed components costs a few thousandths of a nat, and no weight is left."""
+        with pm.Model() as model:
+            pm.Gamma("x", 20.0, 1.0, shape=400)
+        target = target_of(model)
+        # The best Gaussian of the logarithm of a gamma variable of shape a has the variance 1 / a.
+        mean, variance = np.full(400, np.log(20.0) - 1 / 40), np.full(400, 1 / 20)
+        q = DiagonalGaussian.from_mean_variance(mean, variance)
+        full = FullGaussian.from_mean_covariance(mean, np.diag(variance))
+        verdict = judge(target, full, np.random.default_rng(1), spent=100_000)
+        assert not verdict.weighable
+        assert verdict.moved
+        assert not verdict.unreliable
+        variance[7] *= 0.6**2
+        narrow = FullGaussian.from_mean_covariance(mean, np.diag(variance))
+        verdict = judge(target, narrow, np.random.default_rng(1), spent=100_000)
+        assert [name.rpartition("[")[2] for name in verdict.off.index] == ["7]", "7]"]
+        # Without correlations in the fit nothing would tell whether they are right.
+        verdict = judge(target, q, np.random.default_rng(1), spent=100_000)
+        assert verdict.unreliable
+        assert not verdict.moved
 
     def test_where_they_are_called_for(self):
         def doubtful(khat=0.3, ess=900, **off):
@@ -321,6 +353,7 @@ class TestMoves:
         assert doubtful(ratio=0.93)
         assert doubtful(ess=700)
         assert not doubtful(ratio=0.5)  # that is clear
-        assert not doubtful(khat=0.9, ess=300)
+        assert doubtful(khat=0.9, ess=300)
         assert doubtful(khat=0.9)
+        assert not doubtful(khat=np.inf, ess=0)
         assert not Verdict(khat=np.nan, ess=np.nan, draws=1000, parameters=checks()).doubtful

@@ -11,6 +11,8 @@ import pymc_ngvi
 
 PROGRAM = """
 import sys
+# f2py of NumPy, which SciPy imports late, takes it where it happens to be installed.
+sys.modules["charset_normalizer"] = None
 import pymc
 def packages():
     # SciPy has extension modules that put a private name beside the package.

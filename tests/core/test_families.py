@@ -84,7 +84,7 @@ members = {
 
 @every_family
 @given(**members)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trips(family, dim, seed, scales, condition):
     q = random_member(family, dim, seed, scales=scales, condition=condition)
     family = type(q)
@@ -127,7 +127,7 @@ def test_large_dimension(family):
 
 @every_family
 @given(dim=st.integers(1, 5), seed=st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gradients_of_both_potentials(family, dim, seed):
     rng = np.random.default_rng(seed)
     q = random_member(family, dim, seed)
@@ -176,7 +176,7 @@ def test_gradients_are_the_parameters(family):
 
 @every_family
 @given(dim=st.integers(1, 5), seed=st.integers(0, 2**30), condition=st.floats(1, 1e4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_bregman_is_kl(family, dim, seed, condition):
     family = of(family, dim)
     p = random_member(family, dim, seed, condition=condition)
@@ -305,7 +305,7 @@ def test_interpolation_is_linear_in_the_natural_parameter(family):
 
 @every_family
 @given(seed=st.integers(0, 2**31), step_size=st.floats(1e-3, 1.0), size=st.floats(0, 1e4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_corrected_update_stays_in_the_domain(family, seed, step_size, size):
     """Lin's correction holds for any symmetric Hessian, however indefinite."""
     q = random_member(family, 4, seed)

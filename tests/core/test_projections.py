@@ -48,7 +48,7 @@ def in_set(q, projection):
 
 @each_case
 @given(seed=st.integers(0, 2**31), dim=st.integers(1, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_in_the_set_and_idempotent(family, projection, seed, dim):
     q = random_member(family, dim, seed, scales=2.0)
     projected = projection(q)
@@ -74,7 +74,7 @@ CONVEX = [
     ("family", "projection"), CONVEX, ids=[f"{f.name}-{p!r}" for f, p in CONVEX]
 )
 @given(seed=st.integers(0, 2**30), dim=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_pythagorean_inequality_on_convex_sets(family, projection, seed, dim):
     """d(w, x) >= d(w, proj x) + d(proj x, x) for every w in the set."""
     q = random_member(family, dim, seed, scales=2.0)

@@ -70,7 +70,7 @@ def test_exact_on_named_structures(structure):
 
 
 @given(structure=structures, seed=st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exact_on_random_structures(structure, seed):
     check(structure, dominant(structure, seed))
 
@@ -90,7 +90,7 @@ def test_fill_is_what_elimination_leaves(structure):
 
 
 @given(structure=structures)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_order_is_a_permutation(structure):
     assert sorted(structure.order) == list(range(structure.dim))
 
@@ -164,7 +164,7 @@ def test_inverse_at_chosen_pairs(structure):
 
 
 @given(structure=structures, seed=st.integers(0, 2**31), size=st.floats(0.1, 1e6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_raised_diagonal_makes_any_matrix_positive_definite(structure, seed, size):
     values = size * np.random.default_rng(seed).standard_normal(structure.nnz)
     ones = np.ones(structure.dim)
@@ -184,7 +184,7 @@ def test_a_diagonal_that_suffices_is_left_alone(structure):
 
 
 @given(structure=structures, seed=st.integers(0, 2**31))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_completion_inverts_the_selected_inverse(structure, seed):
     values = dominant(structure, seed, least=1.0)
     back = complete(structure, factorise(structure, values).inverse)

@@ -75,7 +75,7 @@ def test_pattern_is_exact_with_fewer_products_than_columns(structure, units):
 
 
 @given(dim=st.integers(2, 60), seed=st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_small_patterns_are_exact_or_dense(dim, seed):
     structure = random_structure(dim, dim, seed)
     found = found_by(Hessian(structure), seed=seed)
@@ -114,7 +114,7 @@ def test_colours_give_every_value_back(structure):
 
 
 @given(dim=st.integers(1, 40), entries=st.integers(0, 200), seed=st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_colours_of_random_structures_give_every_value_back(dim, entries, seed):
     structure = random_structure(dim, entries, seed)
     colouring, values = Colouring(structure), dominant(structure, seed)

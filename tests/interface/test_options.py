@@ -242,7 +242,7 @@ def stop(*_, **__):
     "name", [field.name for kind in (Options, Run) for field in fields(kind)] + OTHERS
 )
 @given(value=JUNK)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_any_value_of_an_option_is_taken_or_refused_by_name(name, value):
     keywords = dict(model=MODEL, backend="interpreted", progressbar=False) | {name: value}
     named = rf"{name}|has no option" if name == "inf_kwargs" else name

@@ -37,7 +37,7 @@ def found(variable):
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @given(values=st.lists(st.floats(-30, 30), min_size=4, max_size=4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_value_is_beyond_the_bounds(name, values):
     variable = EXPRESSIONS[name]
     low, high = found(variable).of(variable)

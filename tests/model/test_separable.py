@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,7 @@ _COLLECTED = (
 )
 
 
+@functools.cache
 def _graph(model: pm.Model) -> Graph:
     return build_graph(Terms(find_data(model, None)), Layout(model, initial_point(model)))
 
@@ -158,13 +160,16 @@ def _compiler(model: pm.Model) -> Compiler:
     return Compiler(model, {"mode": interpreted_mode()}, interpreted=True)
 
 
+@functools.cache
 def _rows(model: pm.Model) -> tuple[Graph, Separable, RowEvaluator]:
     graph = _graph(model)
     found = separate(graph.x, graph.log_density, graph.data)
     return graph, found, found.compile(_compiler(model).function).bind()
 
 
+@functools.cache
 def _built(name: str) -> pm.Model:
+    """Return a model that the tests leave alone."""
     if name in MODELS:
         return MODELS[name]()
     with pm.Model() as model:
@@ -204,8 +209,7 @@ def test_derivatives_are_those_of_the_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", _BUILDERS)
 def test_regressions_leave_no_remainder(name: str) -> None:
-    graph = _graph(_built(name))
-    assert separate(graph.x, graph.log_density).remainder is None
+    assert _rows(_built(name))[1].remainder is None
 
 
 @pytest.mark.parametrize("name", ["logistic", "slopes_by_group", "items_in_a_table", "softmax"])
@@ -302,7 +306,8 @@ def test_sums_over_no_rows_are_zero() -> None:
     graph, _, rows = _rows(model)
     draws = np.random.default_rng(8).normal(size=(2, rows.dim))
     density, gradient, values = rows.hessians(draws)
-    expected = [_reference(model, graph, graph.log_density)(draw, draw) for draw in draws]
+    reference = _reference(model, graph, graph.log_density)
+    expected = [reference(draw, draw) for draw in draws]
     assert_allclose(density, [one[0] for one in expected])
     assert_allclose(gradient, [one[1] for one in expected])
     product = (rows.structure.dense(values) @ draws[..., None])[..., 0]
@@ -310,8 +315,7 @@ def test_sums_over_no_rows_are_zero() -> None:
 
 
 def test_remainder_says_why() -> None:
-    graph = _graph(_built("scan_time_series"))
-    found = separate(graph.x, graph.log_density)
+    _, found, _ = _rows(_built("scan_time_series"))
     assert found.remainder is not None
     assert "Scan" in found.reasons[0]
 

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -100,6 +101,26 @@ def check_callable(name: str, value: Any, *arguments: str) -> None:
         raise TypeError(
             f"{name} must be callable as {name}({', '.join(arguments)}), got {told(value)}"
         ) from error
+
+
+def as_path(value: Any) -> str:
+    """Return the path of a file as a string, or raise an error.
+
+    Python would take a number for an open file, and close it.
+
+    Examples
+    --------
+    >>> as_path(3)
+    Traceback (most recent call last):
+    TypeError: path must be a string or a path, got 3
+    """
+    try:
+        path = os.fsdecode(value)
+    except TypeError as error:
+        raise TypeError(f"path must be a string or a path, got {told(value)}") from error
+    if not path or "\0" in path:
+        raise ValueError(f"path must name a file, got {told(value)}")
+    return path
 
 
 def told(value: object) -> str:

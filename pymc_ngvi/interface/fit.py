@@ -184,7 +184,7 @@ class Fit:
                     error.args = (f"{error}\n\n{target.describe(error.draws[0])}",)
                 raise
             progress.stage("judging")
-            self._conclude(result, shield)
+            result = self._conclude(result, shield)
         for note in self._notes:
             if note not in self._told and note.category is not None:
                 warn(f"ngvi: {note.text}", note.category)
@@ -206,13 +206,19 @@ class Fit:
     def _losses(self) -> np.ndarray:
         return np.array([-info.elbo for info in self.history])
 
-    def _conclude(self, result: Result, shield: Shield) -> None:
-        """Keep the result, judge it, and report."""
+    def _conclude(self, result: Result, shield: Shield) -> Result:
+        """Keep the result, judge it, and report; return it with the status that it has then."""
         result = self._keep(result)
         before = self.prepared.target.reading
         with self.stopwatch.timed("verdict"):
-            self.verdict = self._judge(result, shield)
+            try:
+                self.verdict = self._judge(result, shield)
+            except KeyboardInterrupt as error:
+                self.verdict = Verdict(problem=first_line(error))
+                if self.paused:  # what was to be judged is not the end of the fit
+                    result = replace(result, status=Status.INTERRUPTED)
         self.approx.report = self._report(result, self.verdict, before)
+        return result
 
     def _keep(self, result: Result) -> Result:
         """Write the result to the approximation; return it with the state that is kept."""
@@ -229,7 +235,7 @@ class Fit:
         return result
 
     def _judge(self, result: Result, shield: Shield) -> Verdict:
-        """Judge the result, unless it was cut short; a failure to judge does not lose the fit."""
+        """Judge the result, unless it was cut short; an error in judging does not lose the fit."""
         if result.status in (Status.INITIALISED, Status.FAILED, Status.INTERRUPTED):
             return Verdict()
         try:
@@ -238,7 +244,7 @@ class Fit:
             rng = copy.deepcopy(prepared.rng) if self.paused else prepared.rng
             with shield.lifted():
                 return judge(prepared.target, result.q, rng, spent=spent)
-        except (Exception, KeyboardInterrupt) as error:
+        except Exception as error:
             return Verdict(problem=first_line(error))
 
     def _report(self, result: Result, verdict: Verdict, before: Reading) -> Report:

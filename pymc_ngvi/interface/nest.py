@@ -116,7 +116,7 @@ class Nester:
         ranked = [starts[name] for name in self.ranked()]
         self.progress.stage("nesting")
         with self.fit.stopwatch.timed("fit"):
-            nesting = choose_held(ranked, self._begin)
+            nesting = self._first_choice(ranked)
         while nesting is not None:
             try:
                 approx = self._completed(nesting)
@@ -124,10 +124,21 @@ class Nester:
                 approx = None
             yield self._named(nesting), approx
             held = nesting.split.held
-            if held.size > 1 or self.evaluations >= self.fit.prepared.options.max_evaluations:
+            spent = self.evaluations >= self.fit.prepared.options.max_evaluations
+            if held.size > 1 or self._is_small or spent:
                 return
             with self.fit.stopwatch.timed("fit"):
                 nesting = choose_held(ranked, self._begin, beside=held[0])
+
+    def _first_choice(self, ranked: Sequence[int]) -> Nesting | None:
+        """Return the nested fit in the best choice of one or two components."""
+        groups = [[one] for one in ranked] if self._is_small else [ranked]
+        return next(filter(None, (choose_held(group, self._begin) for group in groups)), None)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether a grid of two axes would leave nothing to fit a Gaussian of."""
+        return self._layout.dim <= MOST_HELD
 
     @property
     def _layout(self) -> Layout:

@@ -194,8 +194,9 @@ class Options:
         check_number("accuracy", self.accuracy, *ACCURACIES)
         check_flag("averaging", self.averaging)
         check_flag("control_variates", self.control_variates, optional=True)
-        check_count("max_evaluations", self.max_evaluations)
-        check_count("n_starts", self.n_starts, most=MOST_STARTS)
+        # As integers, which a whole number such as 2.0 is not for what counts with it.
+        self._keep("max_evaluations", check_count("max_evaluations", self.max_evaluations))
+        self._keep("n_starts", check_count("n_starts", self.n_starts, most=MOST_STARTS))
         _check_reparametrize(self.reparametrize)
         _check_nested(self.nested)
         if self.remedy is not False:
@@ -225,6 +226,9 @@ class Options:
                 "averaging belongs to Algorithm 1: give a step_size or n_samples as well. The "
                 "automatic engine averages by itself."
             )
+
+    def _keep(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @cached_property
     def parts(self) -> Parts:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from pymc_ngvi.core.algorithm import Status
 from pymc_ngvi.errors import UnreliableFit, warn
 from pymc_ngvi.interface.fit import Fit
@@ -29,6 +31,8 @@ JUDGED_EARLY = 800
 #: Numbers that the log density of one draw may go through where what takes thousands of draws is to
 #: be tried by itself: nested fits then take half a minute at most, as matched draws do.
 MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**14, 2**11
+#: Draws among which to look for a kink, before a paused fit is nested.
+KINK_DRAWS = 128
 #: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
 LEAST_GAIN = 0.05
 #: Where a fit has ended for one of these reasons, there is nothing to improve.
@@ -128,7 +132,7 @@ class Remedies:
         if not isinstance(options.nested, str | None):
             self.nested = self.nester.nest_in(options.nested)
             return
-        if _nests_by_itself(fit.prepared) and self._unreliable:
+        if _nests_by_itself(fit.prepared) and self._unreliable and not self._is_open:
             self._nest()
         if fit.paused and (self.nested is None or self._unreliable):
             # The Gaussian was only judged, or may be the end.
@@ -146,6 +150,19 @@ class Remedies:
         prepared, report = self.fit.prepared, _report(self.fit.approx)
         usual = self.options.automatic and not prepared.target.reads_batches
         return usual and bool(self.fit.verdict.draws) and report.status not in _FINAL
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether only the end of the fit tells if the Hessians can be used.
+
+        A grid that is fitted by Hessians which miss the curvature of a kink is too wide, or too
+        short, without a sign of it; and with gradients alone a fit has often not come far when it
+        is paused.
+        """
+        target, q = self.fit.prepared.target, self.fit.state.q
+        if not (self.fit.paused and target.may_have_kinks):
+            return False
+        return bool(target.kinks(q.sample(KINK_DRAWS, np.random.default_rng(0))))
 
     def _resume(self) -> None:
         """Fit the Gaussian to its end."""

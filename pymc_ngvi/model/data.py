@@ -10,8 +10,10 @@ import numpy as np
 import pymc
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 
 from pymc_ngvi.model.loader import Loader
+from pymc_ngvi.model.variables import value_of
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,27 @@ class ModelData:
         finally:
             for feed, arrays in zip(self.feeds, before, strict=True):
                 feed.fill(arrays)
+
+
+@contextmanager
+def shapes_noted(model: pymc.Model) -> Iterator[None]:
+    """Add the shapes of the data to an error, which data of other lengths cause anywhere."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(told_shapes(model))
+        raise
+
+
+def told_shapes(model: pymc.Model) -> str:
+    """Say which shapes the data of a model have, where an error may come from their lengths."""
+    values = [model.rvs_to_values[variable] for variable in model.observed_RVs]
+    names = [str(variable.name) for variable in model.observed_RVs]
+    held = {
+        name: np.shape(value_of(value))
+        for name, value in zip(names, values, strict=True)
+        if isinstance(value, SharedVariable | Constant)
+    }
+    held |= {str(data.name): np.shape(value_of(data)) for data in model.data_vars}
+    shapes = ", ".join(f"{name} {shape}" for name, shape in held.items())
+    return f"The data that the model holds have these shapes: {shapes or 'none'}"

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.utils import (
     local_check_parameter_to_ninf_switch,
     local_remove_check_parameter,
 )
-from pytensor.graph.basic import Variable
+from pymc.pytensorf import constant_fold
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter
@@ -32,6 +35,7 @@ from pymc_ngvi._compat import lower_named_dims, split_wide_operations
 from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
+from pymc_ngvi.model.variables import value_of
 
 
 @dataclass(frozen=True)
@@ -164,3 +168,24 @@ def operations_in_loops(output: Variable) -> int:
         len(op.fgraph.apply_nodes) + sum(map(operations_in_loops, op.fgraph.outputs))
         for op in loops
     )
+
+
+def calls(outputs: Sequence[Variable], longest: int = 1) -> int:
+    """Count how often operations of a graph are called, those in its loops once in each step.
+
+    Where the number of steps is not known, as of data that may be replaced, it is taken to be the
+    longest axis of any array that the graph holds, or `longest`.
+    """
+    held = [v for v in ancestors(outputs) if isinstance(v, SharedVariable | Constant)]
+    longest = max([longest, *(max(np.shape(value_of(v)), default=1) for v in held)])
+    nodes = io_toposort([], list(outputs))
+    loops = [node for node in nodes if isinstance(node.op, Scan)]
+    return len(nodes) + sum(
+        _steps(node, longest) * calls(node.op.fgraph.outputs, longest) for node in loops
+    )
+
+
+def _steps(loop: Apply, otherwise: int) -> int:
+    with pytensor.config.change_flags(cxx=""):
+        (steps,) = constant_fold([loop.inputs[0]], raise_not_constant=False)
+    return otherwise if isinstance(steps, Variable) else int(steps)

@@ -29,7 +29,9 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation, Target
+from pymc_ngvi.errors import first_line
 from pymc_ngvi.model.compiler import Compiler
+from pymc_ngvi.model.data import told_shapes
 from pymc_ngvi.model.evaluators import Data
 from pymc_ngvi.model.functions import Functions, Route
 from pymc_ngvi.model.graph import build_graph
@@ -292,7 +294,15 @@ class ModelTarget(Target):
             With the terms of the log density at x, and what PyMC says of them.
         """
         x = np.asarray(x)
-        problem = self._problem(self.evaluate(x[np.newaxis], "none"))
+        try:
+            evaluation = self.evaluate(x[np.newaxis], "none")
+        # Data of other shapes may fail in any operation.
+        except (ValueError, TypeError, IndexError, AssertionError) as error:
+            raise ValueError(
+                f"the log density cannot be computed at the start: {first_line(error)}. "
+                f"{told_shapes(self.model)}"
+            ) from error
+        problem = self._problem(evaluation)
         if problem:
             terms = f"\n\n{self.describe(x)}" if explain else ""
             raise SamplingError(f"{problem} at the start.{terms}")

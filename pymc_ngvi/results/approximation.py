@@ -19,7 +19,7 @@ from pymc.variational.approximations import FullRank, MeanField
 from pymc.variational.opvi import node_property
 
 from pymc_ngvi._compat import initial_point
-from pymc_ngvi.arguments import as_generator, check_count
+from pymc_ngvi.arguments import as_generator, check_count, told
 from pymc_ngvi.core.algorithm import Info
 from pymc_ngvi.core.distribution import Distribution
 from pymc_ngvi.core.families import Gaussian
@@ -380,8 +380,8 @@ class NGVIApproximation:
     ) -> dict[str, Any]:
         """Return keywords for ``pm.sample`` that let NUTS start from this fit.
 
-        Chains start at draws of the approximation and use its covariance as their metric, so that
-        little tuning is left.
+        Chains start at draws of the approximation and use its covariance as their metric, or only
+        its variances where the fit is sparse, so that little tuning is left.
 
         Parameters
         ----------
@@ -471,9 +471,13 @@ class NGVIApproximation:
             loaded = self.loaded if own else ()
             target = self.target if own else None
             known = None if target is None or target.reads_batches else target.log_density
-            numbers = 1 if known is None or target is None else target.numbers
             self._transform = DrawTransform(
-                model, self.layout, loader, loaded=loaded, log_density=known, numbers=numbers
+                model,
+                self.layout,
+                loader,
+                loaded=loaded,
+                log_density=known,
+                numbers=None if known is None or target is None else lambda: target.numbers,
             )
         return self._transform
 
@@ -561,6 +565,8 @@ def load(
     ValueError
         The free variables of the model are not those of the fit; the message lists how they differ.
     """
+    if not isinstance(model, pymc.Model | None):
+        raise TypeError(f"model must be a pymc.Model, got {told(model)}")
     model = pymc.modelcontext(model)
     saved = storage.read(path)
     fitted = recentred(model, saved.centring)

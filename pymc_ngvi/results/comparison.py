@@ -23,13 +23,15 @@ from pymc_ngvi._compat import (
     loo_from_draws,
     make_elpd,
 )
-from pymc_ngvi.arguments import check_choice, check_count
+from pymc_ngvi.arguments import check_choice, check_count, told
 from pymc_ngvi.errors import warn
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.verdict import FULL_EFFICIENCY
+from pymc_ngvi.results.verdict import CLEAR_EFFICIENCY
 
 #: Number of draws that are made of an approximation to compare it.
 DRAWS = 2000
+#: Fewer have no tail that could be smoothed.
+LEAST_DRAWS = 25
 
 
 def loo(
@@ -68,18 +70,20 @@ def loo(
     ValueError
         The model has several observed variables and `var_name` is not given, or none of that name.
     """
+    if isinstance(data, NGVIApproximation):
+        draws = _check_draws(draws)
     if isinstance(data, NGVIApproximation) and data.reads_batches:
         elpd, efficiency = _loo_in_partitions(data, var_name, draws, random_seed)
     else:
         if isinstance(data, NGVIApproximation):
             data = data.sample(draws, random_seed=random_seed, log_likelihood=True)
         elpd, efficiency = _loo_of_draws(data, var_name)
-    # Where weights are almost equal, k-hat is about a tail that holds too little to matter.
+    # Where weights are nearly equal, k-hat is about a tail that holds too little to matter.
     # A k-hat that is NaN says nothing good either, hence the negations.
-    bad = int((~(elpd.pareto_k <= elpd.good_k) & ~(efficiency >= FULL_EFFICIENCY)).sum())
+    bad = int((~(elpd.pareto_k <= elpd.good_k) & ~(efficiency >= CLEAR_EFFICIENCY)).sum())
     if bad:
         warn(
-            f"loo: {bad} of {elpd.n_data_points} observations have a Pareto k above "
+            f"loo: {bad} of {int(elpd.n_data_points)} observations have a Pareto k above "
             f"{elpd.good_k:.2f} and uneven weights: leaving one of them out changes the posterior "
             "more than weights can correct for, or the approximation is poor. Check these "
             "observations, or sample the model with pm.sample"
@@ -103,14 +107,20 @@ def _loo_in_partitions(
     """Return the same for data that are read in batches, of which only a part is held at a time."""
     names = [variable.name for variable in approx.model.observed_RVs]
     variable = _choose(names, var_name)
-    n = check_count("draws", draws)
-    found = approx.leave_one_out(n, variable, random_seed)
+    found = approx.leave_one_out(draws, variable, random_seed)
     dims = [f"{variable}_dim_{i}" for i in range(found.elpd.ndim)]
     elpd, density, khat, efficiency = (
         xarray.DataArray(values, dims=dims)
         for values in (found.elpd, found.density, found.khat, found.efficiency)
     )
-    return make_elpd(elpd, density, khat, n), efficiency
+    return make_elpd(elpd, density, khat, draws), efficiency
+
+
+def _check_draws(draws: int) -> int:
+    n = check_count("draws", draws)
+    if n < LEAST_DRAWS:
+        raise ValueError(f"draws must be at least {LEAST_DRAWS} to leave observations out, got {n}")
+    return n
 
 
 def compare(
@@ -146,6 +156,12 @@ def compare(
     ValueError
         There are fewer than two models, or they are of different data.
     """
+    if not isinstance(models, Mapping):
+        raise TypeError(
+            'compare takes a dictionary of models by name, such as {"one": approx, "two": other}, '
+            f"got {told(models)}"
+        )
+    draws = _check_draws(draws)
     if len(models) < 2:
         raise ValueError(f"compare takes two models or more, got {list(models)}")
     sampled = {

@@ -13,7 +13,7 @@ import pymc
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.model.data import ModelData
+from pymc_ngvi.model.data import ModelData, shapes_noted
 from pymc_ngvi.model.densities import Densities, LeftOut, Values
 from pymc_ngvi.model.layout import Layout, Outline, Slot, named_axes
 from pymc_ngvi.model.loader import Loader
@@ -44,7 +44,7 @@ class DrawTransform:
         Names of these containers, which are needed even where the loader is not available.
     log_density : callable, optional
         The log density of the model at draws (n, d), where something computes it already.
-    numbers : int
+    numbers : callable, optional
         Numbers that this goes through for one draw.
 
     Attributes
@@ -62,7 +62,7 @@ class DrawTransform:
         *,
         loaded: Sequence[str] = (),
         log_density: Callable[[Array], Array] | None = None,
-        numbers: int = 1,
+        numbers: Callable[[], int] | None = None,
     ) -> None:
         self.model = model
         self._numbers = numbers
@@ -111,17 +111,20 @@ class DrawTransform:
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) of the joint model at draws (n, d), including the Jacobian."""
-        if self._log_density is not None:
-            return self._log_density(draws)
-        return self._densities.total(self.layout.unflatten(draws))
+        with shapes_noted(self.model):
+            if self._log_density is not None:
+                return self._log_density(draws)
+            return self._densities.total(self.layout.unflatten(draws))
 
     def is_costly(self, n: int) -> bool:
         """Whether the log density of n draws takes many seconds: to be computed when asked for."""
-        return self.reads_batches or n * self._numbers > _CHEAP
+        numbers = 1 if self._numbers is None else self._numbers()
+        return self.reads_batches or n * numbers > _CHEAP
 
     def log_likelihood(self, draws: Array) -> Values:
         """Log-likelihood (n, ...) of each observation at draws (n, d), by observed variable."""
-        return self._densities.by_observation(self.layout.unflatten(draws))
+        with shapes_noted(self.model):
+            return self._densities.by_observation(self.layout.unflatten(draws))
 
     def without_each(self, draws: Array, log_ratios: Array, variable: str) -> LeftOut:
         """Predict each observation of a variable from all the others, at draws (n, d)."""

@@ -65,14 +65,12 @@ def nuts_keywords(
             )
         # nutpie takes one start for all chains, and adapts its own metric.
         return keywords | {"nuts_sampler": "nutpie", "initvals": dict(starts[0])}
-    if gaussian.curvature == "sparse":
-        raise NotImplementedError(
-            "a sparse fit gives NUTS no metric, which would be a dense matrix: use "
-            'sampler="nutpie", which starts from the fit and adapts its own'
-        )
-    # These two potentials, unlike those that adapt, keep the covariance of the fit.
-    metric = QuadPotentialDiag if gaussian.factorised else QuadPotentialFull
-    potential = metric(np.array(gaussian.covariance, dtype=pytensor.config.floatX))
+    # These two potentials, unlike those that adapt, keep the covariance of the fit. That of a
+    # sparse fit would be a dense matrix: its variances are most of what a metric needs.
+    diagonal = gaussian.factorised or gaussian.curvature == "sparse"
+    metric = QuadPotentialDiag if diagonal else QuadPotentialFull
+    covariance = gaussian.variance if diagonal else gaussian.covariance
+    potential = metric(np.array(covariance, dtype=pytensor.config.floatX))
     shorter = {"target_accept": BENT_ACCEPT} if bent else {}
     step = pymc.NUTS(model=model, potential=potential, **shorter | options)
     return keywords | {"step": step, "initvals": [dict(start) for start in starts]}

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import xarray
 
 from pymc_ngvi._version import __version__
+from pymc_ngvi.arguments import as_path
 from pymc_ngvi.errors import FileFormatError
 from pymc_ngvi.results.netcdf import read_header
 from pymc_ngvi.results.records import SavedFit, undefined_family
@@ -64,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> SavedFit:
         The file is something else, is damaged, was written by a later version, or holds a member of
         a family that is not defined.
     """
-    with open(path, "rb") as file:
+    with open(as_path(path), "rb") as file:
         _check_header(path, file)
         file.seek(0)
         content = file.read()
@@ -90,7 +91,7 @@ def read(path: str | os.PathLike[str]) -> SavedFit:
 
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Return the file to write: the path itself, or what it links to."""
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(as_path(path)))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder to save to", str(path.parent))
     if path.is_symlink():

@@ -139,10 +139,10 @@ def weigh(
         density fails, for example because predictors were replaced for a prediction and no longer
         have as many rows as the observations.
     """
-    if not required and transform.is_costly(len(draws)):
-        problem = "it takes many seconds: ask for it by importance= or log_likelihood="
-        return WeighedDraws(draws, log_q, problem=problem)
     try:
+        if not required and transform.is_costly(len(draws)):
+            problem = "it takes many seconds: ask for it by importance= or log_likelihood="
+            return WeighedDraws(draws, log_q, problem=problem)
         log_p = transform.log_density(draws)
     # Data of different lengths may fail in any operation, with any error.
     except Exception as error:

@@ -94,6 +94,24 @@ def test_kinks_are_fitted_by_steins_estimator(build):
     assert "has kinks" in str(approx.report)
 
 
+def test_a_paused_fit_with_kinks_is_not_nested_by_its_hessians():
+    """At the pause the Gaussian is far off, and its own draws do not yet tell of the kinks."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=200)
+    y = 1 + 2 * x + rng.standard_t(3, size=200)
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
+        s = pm.HalfNormal("s", 2)
+        pm.AsymmetricLaplace("y", b=1 / s, q=0.9, mu=a + b * x, observed=y)
+    with pytest.warns(EstimatorChanged, match="kinks"):
+        approx = fit(model, remedy="auto", random_seed=3)
+    # By NUTS, 6,000 draws.
+    mean, sd = np.array([2.693, 1.819]), np.array([0.107, 0.077])
+    np.testing.assert_allclose((approx.mean.eval()[:2] - mean) / sd, 0, atol=0.15)
+    assert approx.report.family == "fullrank"
+    assert approx.report.estimator == "stein"
+
+
 def test_two_formulas_for_a_smooth_function_are_no_kink():
     """The Huber loss has a second derivative almost everywhere and a gradient without jumps."""
     model = huber()

@@ -284,3 +284,29 @@ class TestRemedies:
         assert "did not suffice" not in message
         assert 'nested=["tau"]' in message
         assert "sample(importance=" in message
+
+
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.BudgetSpent")
+def test_of_two_parameters_one_is_left():
+    """A pair of axes would leave nothing to fit a Gaussian of."""
+    x = np.linspace(-2, 2, 40)
+    with pm.Model() as model:
+        a, b = pm.Flat("a"), pm.Flat("b")  # without a maximum
+        pm.Bernoulli("y", logit_p=a + b * x, observed=(x > 0).astype(int))
+    with pytest.warns(ngvi.UnreliableFit):
+        approx = fit(model, remedy="auto")
+    assert approx.report.verdict.unreliable
+
+
+def test_an_interrupt_of_the_early_verdict_is_told(monkeypatch):
+    """The budget is not spent: whoever is told to raise it waits longer for the same."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "judge", stop)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx = fit(schools(), remedy="auto", reparametrize=False)
+    assert approx.report.status == "interrupted"
+    assert not any(issubclass(warning.category, ngvi.BudgetSpent) for warning in caught)

@@ -194,8 +194,9 @@ def test_log_density_of_pymc_follows_the_gaussian(model, full):
 
 
 def test_nuts(approx):
-    with pytest.raises(NotImplementedError, match=r'sparse fit gives NUTS no metric.*"nutpie"'):
-        approx.nuts_kwargs()
+    """The default, which the warning of an unreliable fit names, has the variances as metric."""
+    step = approx.nuts_kwargs(chains=1, random_seed=1)["step"]
+    np.testing.assert_allclose(step.potential.v, approx.gaussian.variance)
     if PYMC_6:
         keywords = approx.nuts_kwargs(sampler="nutpie", chains=2, random_seed=1)
         assert set(keywords) == {"chains", "tune", "nuts_sampler", "initvals"}

@@ -1,5 +1,7 @@
 """A previous fit to start from: its Gaussian, or in what its model differs from this one."""
 
+import re
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -8,6 +10,7 @@ from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.interface.start import previous_gaussian
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.results.approximation import create_approximation
+from tests.conftest import fit
 
 GAUSSIAN = FullGaussian.from_mean_covariance([1.0, 2.0, 3.0], np.diag([1.0, 2.0, 3.0]))
 
@@ -45,3 +48,25 @@ def test_the_gaussian_of_a_previous_fit(kind):
     found = previous_gaussian(STARTS[kind][0](), Layout(same, same.initial_point()))
     np.testing.assert_array_equal(found.mean, GAUSSIAN.mean)
     np.testing.assert_allclose(found.covariance, GAUSSIAN.covariance)
+
+
+def test_data_of_other_lengths_are_named():
+    with pm.Model() as model:
+        x = pm.Data("x", np.arange(5.0))
+        slope = pm.Normal("slope")
+        pm.Normal("y", slope * x, 1, observed=np.arange(5.0))
+    approx = fit(model)
+    with model:
+        pm.set_data({"x": np.zeros(3)})
+    shapes = r"shapes: y \(5,\), x \(3,\)"
+    with pytest.raises(ValueError, match=rf"cannot be computed at the start: .* {shapes}"):
+        fit(model)
+    with pytest.raises(Exception) as raised:  # noqa: PT011  any operation may fail
+        approx.sample(5, log_likelihood=True)
+    assert re.search(shapes, " ".join(raised.value.__notes__))
+    assert "log_q" in approx.sample(5)["sample_stats"]
+
+
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
+def test_a_whole_number_is_an_integer():
+    assert len(fit(build(), n_starts=2.0, accuracy=0.5).report.starts) == 2

@@ -1,7 +1,9 @@
 """How draws are evaluated: together where that gains anything, else one after the other."""
 
 import numpy as np
+import pymc as pm
 
+from pymc_ngvi.interface.remedies import MOST_NUMBERS_NESTED
 from pymc_ngvi.model.compilation import compile_target
 from pymc_ngvi.model.evaluators import Looped
 from tests.models import MODELS
@@ -16,3 +18,13 @@ def test_a_loop_runs_for_no_more_draws_than_were_asked_for():
     assert "a loop runs for one draw after the other" in target.backend
     alone = [target.log_density(draw[np.newaxis])[0] for draw in draws]
     np.testing.assert_array_equal(together, alone)
+
+
+def test_a_loop_costs_its_steps():
+    """What takes thousands of draws is not tried by itself where each draw goes through a loop."""
+    y = np.random.default_rng(0).normal(size=150)
+    with pm.Model() as model:
+        omega, vol = pm.HalfNormal("omega"), pm.HalfNormal("vol")
+        pm.GARCH11("y", omega=omega, alpha_1=0.3, beta_1=0.5, initial_vol=vol, observed=y)
+    target = compile_target(model, backend="interpreted")
+    assert target.numbers > MOST_NUMBERS_NESTED

@@ -11,6 +11,7 @@ import pymc_ngvi as ngvi
 from pymc_ngvi._compat import PYMC_6
 from pymc_ngvi.core.families import FullGaussian
 from pymc_ngvi.results.approximation import create_approximation
+from tests.conftest import fit
 from tests.models import MODELS
 
 
@@ -222,3 +223,25 @@ def test_influential_observations_are_counted():
     approx = create_approximation(gaussian_regression(y=y), exact_posterior(X, y))
     with pytest.warns(UserWarning, match=r"loo: \d+ of 60 observations have a Pareto k above"):
         ngvi.loo(approx, random_seed=1)
+
+
+def test_nearly_equal_weights_are_no_cause_for_concern():
+    """Estimates agree with k-hats above 0.7 too, where more than 80% of the draws are effective."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=40)
+    with pm.Model() as model:
+        a, b, s = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2), pm.HalfNormal("s", 1)
+        pm.Normal("y", a + b * x, s, observed=1 + x + rng.normal(size=40))
+    approx = fit(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [pointwise_of(ngvi.loo(approx, random_seed=seed)) for seed in range(3)]
+    assert np.ptp(found, axis=0).max() < 0.1
+
+
+def test_wrong_arguments_are_named():
+    approx = approximation()
+    with pytest.raises(ValueError, match=r"draws must be at least 25 .* got 10"):
+        ngvi.loo(approx, draws=10)
+    with pytest.raises(TypeError, match="dictionary of models by name"):
+        ngvi.compare([approx, approx])

@@ -376,3 +376,17 @@ def test_the_starts_of_a_fit_are_kept(tmp_path):
     loaded = ngvi.load(tmp_path / "fit.nc", model=model)
     assert len(loaded.report.starts) == 2
     assert str(loaded.report.starts) == str(approx.report.starts)  # NaN is not equal to NaN
+
+
+@pytest.mark.parametrize("path", [None, 3, "a\0b", ""])
+def test_what_is_no_path_is_refused(fitted, path):
+    """Python takes a number for a file that is open, and would close it."""
+    with pytest.raises((TypeError, ValueError), match="path must"):
+        fitted.save(path)
+    with pytest.raises((TypeError, ValueError), match="path must"):
+        ngvi.load(path, model=fitted.model)
+
+
+def test_what_is_no_model_is_refused(saved):
+    with pytest.raises(TypeError, match=r"model must be a pymc\.Model, got 'm'"):
+        ngvi.load(saved, model="m")

@@ -37,7 +37,7 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators.base import Data, Evaluator, first_of_each, joined
-from pymc_ngvi.model.graph import Graph, operations_in_loops, with_known_shapes
+from pymc_ngvi.model.graph import Graph, calls, operations_in_loops, with_known_shapes
 from pymc_ngvi.model.variables import value_of
 
 # Numbers in the largest array of one call. Beyond a few hundred kilobytes arrays leave the cache,
@@ -49,6 +49,9 @@ _WASTE_LIMIT = 2**20
 # JAX compiles once for each shape; and PyTensor rewrites graphs with matrix factorisations in half
 # the time where it knows all shapes. Their calls always take as many draws, the last ones padded.
 _FIXED_DRAWS = 32
+# Calling an operation for one draw takes as long as so many numbers of many draws: interpreted four
+# times as long, but a function that takes long is compiled.
+_NUMBERS_PER_OPERATION = 32
 
 
 class _Compiled(Evaluator):
@@ -268,6 +271,14 @@ class Looped(_Compiled):
     def check(self, x: Array, data: Data, order: int) -> None:
         """Build the functions, which raises where the graph has no such derivatives."""
         self._function(order)
+
+    @cached_property
+    def _calls(self) -> int:
+        return calls([self._graph.log_density])
+
+    def numbers(self, data: Data = ()) -> int:
+        """Return the numbers that would take as long as the calls of operations for one draw."""
+        return self._calls * _NUMBERS_PER_OPERATION
 
     def _build(self, order: int) -> Any:
         graph = self._graph

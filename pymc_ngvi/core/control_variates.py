@@ -50,6 +50,13 @@ class Anchor:
     full: Evaluation
     structure: Structure | None = None
 
+    @property
+    def curvature(self) -> str:
+        """What batches have to give at the anchor: Hessians of the same form, or none."""
+        if self.full.hessian is None:
+            return "none"
+        return "full" if self.structure is None else "sparse"
+
     def is_far_from(self, q: Gaussian, price: float, planned: int) -> bool:
         """Whether q is so far from the anchor that a new one pays.
 

@@ -228,7 +228,7 @@ class BatchTarget(LoadedTarget):
 
     def _at_mean(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         at = self._as_draws(np.repeat(anchor.q.mean[np.newaxis], len(data), axis=0))
-        return self._evaluate_each(at, "full" if anchor.structure is None else "sparse", data)
+        return self._evaluate_each(at, anchor.curvature, data)
 
     def _evaluate_each(self, draws: Array, curvature: str, data: list[Data]) -> Evaluation:
         """Evaluate each draw on rows of its own."""

@@ -264,7 +264,7 @@ def multivariate():
 
 @pytest.mark.parametrize("build", [lambda: logistic(60), multivariate], ids=["rows", "MvNormal"])
 def test_dense_hessian_is_refused(build):
-    with pytest.raises(ValueError, match=r'family="sparse" is not possible.*its Hessian is dense'):
+    with pytest.raises(ValueError, match=r'family="sparse" is not possible.*the Hessian is dense'):
         ngvi.NGVI(model=build(), family="sparse", backend="interpreted")
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.subsampling logistic
     python -m benchmarks.subsampling memory
     python -m benchmarks.subsampling models
+    python -m benchmarks.subsampling intercepts
 
 Each writes a table to benchmarks/results. `--rows` makes the data of the second and third smaller.
 """
@@ -295,11 +296,70 @@ def _hierarchical() -> tuple[pm.Model, pm.Model]:
     return build(group, x, y), build(*batches, total_size=n_rows)
 
 
+def intercepts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fits of varying intercepts by a sparse precision, in batches and of all the data."""
+    rows = []
+    for groups in (2_000, 10_000):
+        options = dict(family="sparse", reparametrize=False, random_seed=1)
+        options["backend"] = arguments.backend
+        reference = fit(_varying_intercepts(groups)[0], accuracy=0.002, **options).gaussian
+        for way, batch in [("all", 0), ("minibatch", groups // 4)] + [
+            (way, groups) for way in ("minibatch", "loader")
+        ]:
+            model, loader = _varying_intercepts(groups, way, batch)
+            begin = time.process_time()
+            approx = fit(model, loader=loader, **options)
+            seconds = time.process_time() - begin
+            report = approx.report
+            rows.append(
+                {
+                    "parameters": report.dim,
+                    "rows": 10 * groups,
+                    "read": way,
+                    "batch": batch,
+                    "status": report.status,
+                    "evaluations": report.evaluations,
+                    "passes": report.passes,
+                    "cpu_seconds": seconds,
+                }
+                | difference(approx.gaussian, reference)
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _varying_intercepts(
+    groups: int, way: str = "all", batch: int = 0
+) -> tuple[pm.Model, ngvi.Loader | None]:
+    """Gaussian regression with an intercept for each group of 10 rows, in random order."""
+    rng = np.random.default_rng(groups)
+    group = rng.permutation(np.repeat(np.arange(groups, dtype="int32"), 10))
+    x = rng.normal(size=group.size)
+    y = rng.normal(1.0 + rng.normal(0.0, 0.7, groups)[group] + 0.5 * x, 1.0)
+    arrays: Any = {"group": group, "x": x, "y_data": y}
+    total = {} if way == "all" else {"total_size": y.size}
+    loader = ngvi.Loader(arrays, batch_size=batch) if way == "loader" else None
+    with pm.Model() as model:
+        group, x, y = arrays.values()
+        if way == "minibatch":
+            group, x, y = pm.Minibatch(group, x, y, batch_size=batch)
+        if loader is not None:
+            group, x, y = (pm.Data(name, array[:2]) for name, array in arrays.items())
+        mu = pm.Normal("mu", 0.0, 5.0)
+        tau = pm.HalfNormal("tau", 2.0)
+        slope = pm.Normal("slope", 0.0, 5.0)
+        sigma = pm.HalfNormal("sigma", 2.0)
+        intercept = pm.Normal("intercept", mu, tau, shape=groups)
+        pm.Normal("y", intercept[group] + slope * x, sigma, observed=y, **total)
+    return model, loader
+
+
 EXPERIMENTS = {
     "gas-turbine": gas_turbine,
     "logistic": logistic,
     "memory": memory,
     "models": models,
+    "intercepts": intercepts,
 }
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from pymc_ngvi.core.estimators import Estimate, Estimator
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 
 #: KL divergence, per dimension, of a member from the one at the anchor beyond which a new anchor is
@@ -41,10 +42,20 @@ class Anchor:
         The member whose mean is the anchor.
     full : Evaluation
         The target at that one point. Without a Hessian the expansion is of first order.
+    structure : Structure, optional
+        Where Hessians at the anchor are values (nnz,) on one; by default they are dense.
     """
 
     q: Gaussian
     full: Evaluation
+    structure: Structure | None = None
+
+    @property
+    def curvature(self) -> str:
+        """What batches have to give at the anchor: Hessians of the same form, or none."""
+        if self.full.hessian is None:
+            return "none"
+        return "full" if self.structure is None else "sparse"
 
     def is_far_from(self, q: Gaussian, price: float, planned: int) -> bool:
         """Whether q is so far from the anchor that a new one pays.
@@ -77,14 +88,27 @@ class Anchor:
         if self.full.hessian is None or there.hessian is None:
             return Evaluation(value, here.gradient + slope, here.hessian)
         curvature = self.full.hessian - there.hessian
-        bend = np.einsum("nij,nj->ni", curvature, away)
-        hessian = here.hessian
+        bend, hessian = self._products(curvature, away), here.hessian
         if hessian is not None:
-            diagonal = hessian.ndim == 2
-            hessian = hessian + (np.einsum("nii->ni", curvature) if diagonal else curvature)
+            diagonal = hessian.shape[1:] == away.shape[1:] != curvature.shape[1:]
+            hessian = hessian + (self._diagonals(curvature) if diagonal else curvature)
         return Evaluation(
             value + 0.5 * (bend * away).sum(axis=1), here.gradient + slope + bend, hessian
         )
+
+    def _products(self, matrices: Array, vectors: Array) -> Array:
+        """Multiply n matrices, or one, by as many vectors (n, d)."""
+        if self.structure is None:
+            return np.asarray(np.einsum("nij,nj->ni", matrices, vectors))
+        if len(matrices) == 1:
+            return np.asarray(self.structure.matrix(matrices[0]) @ vectors.T).T
+        pairs = zip(matrices, vectors, strict=True)
+        return np.stack([self.structure.product(*pair) for pair in pairs])
+
+    def _diagonals(self, matrices: Array) -> Array:
+        if self.structure is None:
+            return np.asarray(np.einsum("nii->ni", matrices))
+        return self.structure.diagonal_of(matrices)
 
 
 class Anchored:

@@ -59,11 +59,9 @@ def _choose(options: Options, target: ModelTarget) -> Choice:
         return Choice(FullGaussian, "few parameters")
     if options.projection is not None or options.parts.needs_hessian is False:
         return Choice(FullGaussian, "the projection or the estimator asks for it")
-    if target.reads_batches:
-        return Choice(FullGaussian, "batches do not show where the Hessian has entries")
     structure = target.structure
     if structure is None:
-        return Choice(FullGaussian, "the Hessian is dense")
+        return Choice(FullGaussian, target.no_structure)
     work = target.dim**3 / 3
     if rank := structure.rank:
         if target.dim < _FEWEST_LOW_RANK or structure.flops * _GAIN_OF_LOW_RANK > work:
@@ -98,12 +96,10 @@ def _bound(family: type[SparseGaussian], target: ModelTarget) -> type[SparseGaus
 
 def _required(family: type[SparseGaussian], target: ModelTarget) -> Structure:
     """Return the structure of a target, looked for at any size; raise where it has none."""
-    structure = None if target.reads_batches else target.find_structure()
+    structure = target.find_structure()
     if structure is None:
-        batches = "it reads batches, which show a part of the entries of its Hessian at a time"
-        why = batches if target.reads_batches else "its Hessian is dense"
         raise ValueError(
-            f'family="{family.name}" is not possible for this model: {why}. Use '
+            f'family="{family.name}" is not possible for this model: {target.no_structure}. Use '
             'family="fullrank", or "meanfield" where that takes too much memory'
         )
     return structure

@@ -11,9 +11,10 @@ from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.core.control_variates import Anchor
 from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
+from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation, averaging
 from pymc_ngvi.model.data import Rows
-from pymc_ngvi.model.evaluators import Data, joined
+from pymc_ngvi.model.evaluators import Data, every_second, joined
 from pymc_ngvi.model.loaded_target import LoadedTarget
 from pymc_ngvi.model.passes import LogDensity, Result, Work
 from pymc_ngvi.model.target import CURVATURES, MOST_NOISE, FullDensity, Reading
@@ -71,6 +72,7 @@ class BatchTarget(LoadedTarget):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._batches = Batches(controlled=True, seed=0)
+        self._begun, self._looked_at = False, 0  # rows in search of the structure, before any fit
         self._data.reseed(0)
 
     @property
@@ -104,8 +106,18 @@ class BatchTarget(LoadedTarget):
         self._check_data()
         # Finding out how to evaluate reads a batch, which must not be one of the fit's.
         assert self._richest_curvature
-        self._batches = Batches(controlled, seed=int(rng.integers(2**63)))
+        # A pass that found the structure, by which the family was chosen, is one of this fit.
+        rows, self._looked_at = self._looked_at, 0
+        self._batches = Batches(controlled, seed=int(rng.integers(2**63)), rows=rows)
+        self._begun = True
         self._data.reseed(self._batches.seed)
+
+    def _look_for_structure(self, too_full: float = 1.0) -> Structure | None:
+        before = self._batches.rows
+        found = super()._look_for_structure(too_full)
+        if not self._begun:
+            self._looked_at += self._batches.rows - before
+        return found
 
     def reseed(self, seed: int) -> None:
         """Restart the sequence of batches from `seed`."""
@@ -132,13 +144,20 @@ class BatchTarget(LoadedTarget):
 
     def _anchor_at(self, q: Gaussian) -> Anchor | None:
         """Evaluate all the data at the mean of `q`; None where something is not finite there."""
-        full = self.evaluate_fully(q.mean[np.newaxis], self._richest_curvature)
+        curvature = self._curvature_at_anchor(q)
+        full = self.evaluate_fully(q.mean[np.newaxis], curvature)
         parts = [full.log_density, full.gradient, *([] if full.hessian is None else [full.hessian])]
         self._batches.anchors += 1
         if all(np.isfinite(part).all() for part in parts):
-            return Anchor(q, full)
+            return Anchor(q, full, self._functions.structure if curvature == "sparse" else None)
         self._look_for_bad_rows(q.mean)
         return None
+
+    def _curvature_at_anchor(self, q: Gaussian) -> str:
+        """Return the form of Hessians at the mean of `q`: on the structure where `q` allows it."""
+        curvature, dense = self._richest_curvature, q.curvature == "full"
+        sparse = curvature == "full" and not dense and self._functions.structure is not None
+        return "sparse" if sparse else curvature
 
     def log_density(self, draws: Array) -> Array:
         """Log density (n,) at draws (n, d), estimated from one batch for every few draws."""
@@ -185,15 +204,31 @@ class BatchTarget(LoadedTarget):
         batches, which = self._batches, (self._batches.drawn, len(data))
         if batches.anchor is None or which in batches.kept:
             return self._evaluate_each(draws, curvature, data), batches.kept.get(which)
-        here = self._evaluate_each(draws, curvature, data)
-        there = self._at_mean(batches.anchor, data)
-        if (len(batches.kept) + 1) * _DRAWS_AT_A_TIME * self.dim**2 < _KEPT_NUMBERS:
+        here, there = self._evaluate_twice(batches.anchor, draws, curvature, data)
+        size = 0 if there.hessian is None else there.hessian.size
+        if (len(batches.kept) + 1) * size < _KEPT_NUMBERS:
             batches.kept[which] = there
+        return here, there
+
+    def _evaluate_twice(
+        self, anchor: Anchor, draws: Array, curvature: str, data: list[Data]
+    ) -> tuple[Evaluation, Evaluation]:
+        """Evaluate each draw on a batch of its own, and the batches at the anchor."""
+        if anchor.structure is None or curvature == "none":
+            return self._evaluate_each(draws, curvature, data), self._at_mean(anchor, data)
+        # One after the other, so that the matrices of each batch are built once.
+        means = np.broadcast_to(anchor.q.mean, draws.shape)
+        both = self._as_draws(np.stack([draws, means], axis=1).reshape(-1, self.dim))
+        found = self._evaluate_each(both, "sparse", [rows for rows in data for _ in range(2)])
+        here, there = every_second(found, 0), every_second(found, 1)
+        if curvature == "diagonal":
+            assert here.hessian is not None
+            here = replace(here, hessian=anchor.structure.diagonal_of(here.hessian))
         return here, there
 
     def _at_mean(self, anchor: Anchor, data: list[Data]) -> Evaluation:
         at = self._as_draws(np.repeat(anchor.q.mean[np.newaxis], len(data), axis=0))
-        return self._evaluate_each(at, self._richest_curvature, data)
+        return self._evaluate_each(at, anchor.curvature, data)
 
     def _evaluate_each(self, draws: Array, curvature: str, data: list[Data]) -> Evaluation:
         """Evaluate each draw on rows of its own."""

@@ -33,8 +33,8 @@ from pymc_ngvi.model.hessian import (
 )
 from pymc_ngvi.model.layout import Layout
 
-# Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
-_FEWEST_SPARSE = 50
+#: Structures are looked for from this many parameters on: dense Hessians of fewer cost little.
+FEWEST_SPARSE = 50
 
 # Dense Hessians of more parameters are not formed only to be verified.
 _MOST_FORMED = 1000
@@ -95,7 +95,8 @@ class Functions:
     def blueprint(self) -> FunctionsBlueprint:
         """What the same functions are built from in another process."""
         first = None if self._first_order is None else type(self._first_order)
-        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, first)
+        known = None if self.structure is None else self._second.structures
+        return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, first, known)
 
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
@@ -112,7 +113,7 @@ class Functions:
             try:
                 evaluator = self._evaluator(kind)
                 evaluator.check(x, data, order=2)
-                if len(x) >= _FEWEST_SPARSE and not data:
+                if len(x) >= FEWEST_SPARSE and not data:
                     evaluator.find_structure(_points_around(x), data)
                 verified = verify(_evaluate_with(evaluator, data), x, self._layout)
             # An operation that does not vectorise, or has no second derivative, may raise anything.
@@ -150,6 +151,22 @@ class Functions:
         known = self.route is not None and self.route.name != "none"
         return self._second.structure if known else None
 
+    def entries_of(self, data: Data) -> Structure:
+        """Return where the Hessian may have entries with these rows.
+
+        Raises
+        ------
+        UnknownStructureError
+            Where rows do not tell.
+        HessianUnavailableError
+            Where there is no Hessian.
+        """
+        return self._second.entries_of(data)
+
+    def take_entries(self, entries: Structure, x: Array, data: Data) -> None:
+        """Take the entries of all rows, found in parts, for the structure near x (d,)."""
+        self._second.take_entries(entries, _points_around(x), data)
+
     def evaluate(self, draws: Array, curvature: str, data: Data) -> Evaluation:
         """Evaluate at draws (n, d), with the part of each Hessian that is asked for."""
         if curvature == "none":
@@ -159,9 +176,11 @@ class Functions:
 
     def evaluate_each(self, draws: Array, curvature: str, data: Sequence[Data]) -> Evaluation:
         """Evaluate each draw on rows of its own."""
-        evaluator = self._first(data[0]) if curvature == "none" else self._second
-        found = evaluator.evaluate_each(draws, data, hessian=curvature != "none")
-        return found if curvature == "none" else _part(found, curvature, None)
+        if curvature == "none":
+            return self._first(data[0]).evaluate_each(draws, data, hessian=False)
+        if self._is_sparse(curvature):
+            return _part(self._second.sparse_each(draws, data), curvature, self.structure)
+        return _part(self._second.evaluate_each(draws, data, hessian=True), curvature, None)
 
     def average(self, draws: Array, curvature: str, data: Data, sets: int = 1) -> Evaluation:
         """Evaluate at draws (n, d), and return the mean Hessian of each set of them."""
@@ -235,6 +254,7 @@ class FunctionsBlueprint:
     layout: Layout
     route: Route | None
     first: type[Evaluator] | None
+    structures: tuple[Structure | None, ...] | None = None
     float_type: str = field(default_factory=lambda: pytensor.config.floatX)
 
     def build(self) -> Functions:
@@ -245,6 +265,8 @@ class FunctionsBlueprint:
         for kind in _KINDS:
             if kind is self.first or (self.route is not None and kind.name == self.route.name):
                 functions._evaluator(kind)
+        if self.structures is not None:
+            functions._second.structures = self.structures
         if self.first is not None:
             functions._first_order = functions._evaluator(self.first)
         return functions

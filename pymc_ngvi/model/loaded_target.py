@@ -15,10 +15,20 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.data import Rows
-from pymc_ngvi.model.evaluators import Data
+from pymc_ngvi.model.evaluators import Data, UnknownStructureError
 from pymc_ngvi.model.executors import executor_for
+from pymc_ngvi.model.functions import FEWEST_SPARSE
 from pymc_ngvi.model.partitions import Partition, divide
-from pymc_ngvi.model.passes import Evaluate, Finite, LogDensity, OwnFunctions, Passes, Result, Work
+from pymc_ngvi.model.passes import (
+    Entries,
+    Evaluate,
+    Finite,
+    LogDensity,
+    OwnFunctions,
+    Passes,
+    Result,
+    Work,
+)
 from pymc_ngvi.model.rows import RowTerms
 from pymc_ngvi.model.target import CURVATURES, ModelTarget
 
@@ -27,6 +37,8 @@ _CHUNK_NUMBERS = 2**22
 _LARGEST_CHUNK = 2**16
 # Up to so many rows in memory, each is looked at before the fit begins, which takes a moment.
 _ROWS_CHECKED = 2**16
+# From this share of entries on a few rows show that a sparse factor would not pay.
+_TOO_FULL = 0.6
 # Rows on which the way to evaluate a model is found that reads all its data at each evaluation.
 _SAMPLE = 1000
 
@@ -49,6 +61,7 @@ class LoadedTarget(ModelTarget):
         _, terms, *_ = args
         self._row_terms = RowTerms(terms, self.layout)
         self._checked = False
+        self._looked = False  # for the structure
 
     @cached_property
     def passes_over_data(self) -> Passes:
@@ -70,6 +83,38 @@ class LoadedTarget(ModelTarget):
         if curvature != "none":
             self._ensure_hessian()
         return self._pass(Evaluate(self._as_draws(draws), curvature, self._chunk_size, sets))
+
+    @property
+    def structure(self) -> Structure | None:
+        """Where the Hessian has entries; None where it is dense, or small, or rows do not tell.
+
+        The first use passes over the data, unless a few rows show that it is dense.
+        """
+        return None if self.dim < FEWEST_SPARSE else self._look_for_structure(_TOO_FULL)
+
+    def find_structure(self) -> Structure | None:
+        """Look for the structure of the Hessian, also of one with few parameters."""
+        return self._look_for_structure()
+
+    def _look_for_structure(self, too_full: float = 1.0) -> Structure | None:
+        """Put together where the Hessians of all rows have entries, which do not depend on x."""
+        functions = self._functions
+        if not self._looked and self.hessian_route != "none":
+            self._check_data()
+            data = self._draw_rows()
+            try:
+                few = functions.entries_of(data)
+            except UnknownStructureError as reason:
+                self.no_structure = f"a part of its data does not show its structure: {reason}"
+                self._looked = True
+                return None
+            if few.nnz >= too_full * (self.dim * (self.dim + 1) // 2):
+                return None
+            found = self._pass(Entries(self.dim, self._most_rows(self._data.row_size)))
+            entries = Structure(self.dim, found % self.dim, found // self.dim)
+            functions.take_entries(entries, self.initial_point, data)
+            self._looked = True
+        return functions.structure
 
     def _check_data(self) -> None:
         """Raise, once, where the model does not fit its data; and begin to read them."""
@@ -96,7 +141,11 @@ class LoadedTarget(ModelTarget):
     @property
     def _chunk_size(self) -> int:
         """Number of rows of a chunk, at most."""
-        numbers = max(self.dim, self._data.row_size)
+        sparse = self._functions.structure is not None
+        return self._most_rows(max(1 if sparse else self.dim, self._data.row_size))
+
+    def _most_rows(self, numbers: int) -> int:
+        """Most rows of so many numbers that are held together."""
         return min(max(_CHUNK_NUMBERS // numbers, 1), _LARGEST_CHUNK)
 
 
@@ -110,13 +159,6 @@ class PassTarget(LoadedTarget):
     def numbers(self) -> int:
         """Numbers that the log density of one draw goes through: a row has one at least."""
         return self._data.n_rows
-
-    def find_structure(self) -> Structure | None:
-        """Raise: a part of the rows does not show where the Hessian of all has entries."""
-        raise ValueError(
-            'family="sparse" is not possible for data that a loader reads: use family="fullrank", '
-            'or "meanfield" where that takes too much memory'
-        )
 
     def begin(self, rng: np.random.Generator, *, controlled: bool) -> None:
         """Prepare for a new fit: raise where the model does not fit its data."""

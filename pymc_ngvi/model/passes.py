@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.target import Evaluation
@@ -29,6 +30,7 @@ _GROUP = 16
 _MOST_MODELS = 4
 
 Result = TypeVar("Result")
+Places = NDArray[np.int64]
 
 
 class Blueprint(Protocol):
@@ -138,6 +140,28 @@ class Finite(Work[list[bool]]):
     def combine(self, results: Iterable[list[bool]]) -> list[bool]:
         """List the partitions."""
         return [finite for part in results for finite in part]
+
+
+@dataclass(frozen=True)
+class Entries(Work[Places]):
+    """Where the Hessian may have entries: places in the lower triangle, column by column."""
+
+    name = "entries"
+    dim: int
+    chunk: int
+
+    def __call__(self, functions: Any, chunks: Iterator[Rows]) -> Places:
+        """Find those of each chunk."""
+        found = (functions.entries_of(rows.arguments) for rows in chunks)
+        return self.combine(entries.columns * self.dim + entries.rows for entries in found)
+
+    def combine(self, results: Iterable[Places]) -> Places:
+        """Put the places together."""
+        parts = iter(results)
+        total = next(parts)
+        for part in parts:
+            total = np.union1d(total, part)
+        return total
 
 
 def sum_in_order(parts: Iterable[Array]) -> Array:

@@ -120,6 +120,8 @@ class ModelTarget(Target):
             graph = build_graph(terms, self.layout)
         self._functions = Functions(graph, compiler, self.layout)
         self._kinks = Kinks(graph, terms)
+        #: Why there is no structure, where there is none.
+        self.no_structure = "the Hessian is dense"
 
     def unflatten(self, vector: Array) -> dict[str, NDArray[Any]]:
         """Return the vector (d,) as a point on the unconstrained scale."""

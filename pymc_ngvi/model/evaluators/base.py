@@ -21,6 +21,10 @@ from pymc_ngvi.model.graph import Graph
 Data = tuple[Any, ...]
 
 
+class UnknownStructureError(NotImplementedError):
+    """Rows of data do not tell where their Hessian has entries."""
+
+
 class Evaluator(ABC):
     """Log density and derivatives at draws (n, d), of which all see the same data.
 
@@ -80,6 +84,42 @@ class Evaluator(ABC):
         """Return how many draws are evaluated together."""
         return 1
 
+    # Where Hessians have entries. Of data that are read in parts, each part shows some of them.
+
+    def entries_of(self, data: Data) -> Structure:
+        """Return where the Hessian may have entries with these rows, whatever the parameters.
+
+        Raises
+        ------
+        UnknownStructureError
+            Where rows do not tell, with the reason.
+        """
+        raise UnknownStructureError("its log density is not known to be a sum over rows")
+
+    def take_entries(self, entries: Structure, points: Array, data: Data) -> None:
+        """Take the entries of all rows, found in parts, for the structure.
+
+        Parameters
+        ----------
+        entries : Structure
+            The union of what `entries_of` gave.
+        points : array, (m, d)
+            Where entries are looked for that follow from no rows.
+        data : tuple
+            Rows that stand for all the data.
+        """
+        raise NotImplementedError
+
+    @property
+    def structures(self) -> tuple[Structure | None, ...]:
+        """The structure and those of its parts: what another process needs to know."""
+        return (self.structure,)
+
+    @structures.setter
+    def structures(self, known: tuple[Structure | None, ...]) -> None:
+        (self.structure,) = known
+        self._colouring = None if self.structure is None else Colouring(self.structure)
+
     # Hessians, dense (d, d) or as the values (nnz,) on the structure that was found.
 
     def find_structure(self, points: Array, data: Data = ()) -> None:
@@ -91,8 +131,7 @@ class Evaluator(ABC):
             assert found is not None
             return found
 
-        self.structure = find_pattern(product, points, rng)
-        self._colouring = None if self.structure is None else Colouring(self.structure)
+        self.structures = (find_pattern(product, points, rng),)
 
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
@@ -118,6 +157,14 @@ class Evaluator(ABC):
         """Log density, gradient and perhaps Hessian (n, d, d) of each draw on rows of its own."""
         call = self.hessians if hessian else self.gradient
         return joined([call(draws[i : i + 1], rows) for i, rows in enumerate(data)])
+
+    def sparse_each(self, draws: Array, data: Sequence[Data]) -> Evaluation:
+        """Log density, gradient and Hessian (n, nnz) of each draw on rows of its own.
+
+        Draws that follow each other may see the same rows.
+        """
+        each = enumerate(data)
+        return joined([self.hessians(draws[i : i + 1], rows, sparse=True) for i, rows in each])
 
     @property
     def hessian_price(self) -> float:
@@ -155,6 +202,12 @@ def joined(parts: Sequence[Evaluation]) -> Evaluation:
         np.concatenate([part.gradient for part in parts]),
         np.concatenate(hessians) if hessians else None,
     )
+
+
+def every_second(found: Evaluation, start: int) -> Evaluation:
+    """Return the evaluation of every second draw."""
+    hessian = None if found.hessian is None else found.hessian[start::2].copy()
+    return Evaluation(found.log_density[start::2], found.gradient[start::2], hessian)
 
 
 def first_of_each(found: Evaluation, k: int) -> Evaluation:

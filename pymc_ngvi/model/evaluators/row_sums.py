@@ -5,9 +5,9 @@ What is no such sum, as the prior of a Cholesky factor, is evaluated by a graph 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
-from pymc_ngvi.model.evaluators.base import Data, Evaluator
+from pymc_ngvi.model.evaluators.base import Data, Evaluator, UnknownStructureError
 from pymc_ngvi.model.evaluators.graphs import Batched, Looped
 from pymc_ngvi.model.graph import Graph, with_checks
 from pymc_ngvi.model.hessian import check_first_order
-from pymc_ngvi.model.separable import RowEvaluator, block_size, separate
+from pymc_ngvi.model.separable import RowEvaluator, TooLargeError, block_size, separate
 
 # Each number that a row depends on takes a gradient of its own to build: with more than this many,
 # as in mixtures and ordered models, the graph of many draws is there sooner. With many parameters
@@ -55,9 +55,13 @@ class RowSums(Evaluator):
             raise NotImplementedError(f"a row depends on {elements} of the {self._dim} parameters")
         self._rows = found.compile(compiler.function)
         self._rest: Batched | None = None
+        self._rest_reads = ""  # why what reads rows is no sum over them; empty where it reads none
         if found.remainder is not None:
             rest = with_checks(graph.x, found.remainder, graph.data, graph.check_bounds)
             self._rest = Batched(rest, compiler)
+            # The weight of what reads no rows comes first.
+            read = {*ancestors([found.remainder])}.intersection(graph.data[1:])
+            self._rest_reads = "; ".join(found.reasons) if read else ""
         self._shared = [
             variable
             for variable in ancestors([graph.log_density])
@@ -133,6 +137,72 @@ class RowSums(Evaluator):
             structure = None if of_rest is None else self._evaluator(data).structure.union(of_rest)
         self.structure = None if structure is None or structure.is_full else structure
 
+    def sparse_each(self, draws: Array, data: Sequence[Data]) -> Evaluation:
+        """Log density, gradient and Hessian (n, nnz) of each draw on rows of its own.
+
+        What reads no rows, as priors, is evaluated at all draws together.
+        """
+        whole = self.structure
+        assert whole is not None
+        found = Evaluation(*self._evaluator(data[0]).common.hessians(draws, whole))
+        if self._rest is not None:
+            found = _sum(found, self._rest_on(whole, draws, data[0], None))
+        assert found.hessian is not None
+        start = 0
+        for _, group in itertools.groupby(data, id):
+            rows, *others = group
+            part = slice(start, start + 1 + len(others))
+            density, gradient, hessian = self._evaluator(rows).own.hessians(draws[part], whole)
+            found.log_density[part] += density
+            found.gradient[part] += gradient
+            found.hessian[part] += hessian
+            start = part.stop
+        return found
+
+    def _rest_on(
+        self, whole: Structure | None, draws: Array, data: Data, sets: int | None
+    ) -> Evaluation:
+        """Evaluate Hessians of what is no sum, dense or on the whole structure, or their means."""
+        assert self._rest is not None
+        sparse = whole is not None
+        if sets is None:
+            found = self._rest.hessians(draws, data, sparse=sparse)
+        else:
+            found = self._rest.mean_hessians(draws, data, sets=sets, sparse=sparse)
+        if whole is None or self._rest.structure is None:
+            return found
+        return replace(found, hessian=_spread(found.hessian, self._rest.structure, whole))
+
+    def entries_of(self, data: Data) -> Structure:
+        """Read off where the Hessian of these rows may have entries."""
+        if self._rest_reads:
+            raise UnknownStructureError(f"its log density is no sum over rows: {self._rest_reads}")
+        try:
+            return self._evaluator(data).entries
+        except TooLargeError as reason:
+            raise UnknownStructureError(str(reason)) from None
+
+    def take_entries(self, entries: Structure, points: Array, data: Data) -> None:
+        """Add the entries of what is no sum to those of all rows."""
+        structure: Structure | None = entries
+        of_rest = None
+        if self._rest is not None:
+            self._rest.find_structure(points, data)
+            of_rest = self._rest.structure
+            structure = None if of_rest is None else entries.union(of_rest)
+        self.structures = (None if structure is None or structure.is_full else structure, of_rest)
+
+    @property
+    def structures(self) -> tuple[Structure | None, ...]:
+        """The structure, and that of what is no sum over rows."""
+        return self.structure, None if self._rest is None else self._rest.structure
+
+    @structures.setter
+    def structures(self, known: tuple[Structure | None, ...]) -> None:
+        self.structure, of_rest = known
+        if self._rest is not None:
+            self._rest.structures = (of_rest,)
+
     def hessians(self, draws: Array, data: Data = (), *, sparse: bool = False) -> Evaluation:
         """Log density, gradient and Hessian: (n, d, d), or (n, nnz) for `sparse`."""
         return self._second_order(draws, data, sparse, None)
@@ -145,20 +215,16 @@ class RowSums(Evaluator):
 
     def _second_order(self, draws: Array, data: Data, sparse: bool, sets: int | None) -> Evaluation:
         """Evaluate Hessians, or the means of so many sets of them."""
-        rows = self._evaluator(data)
-        values = rows.hessians(draws) if sets is None else rows.mean_hessians(draws, sets)
+        rows, whole = self._evaluator(data), self.structure if sparse else None
+        # A part of the rows has a structure of its own, and may be of low rank where all are not.
+        on = whole if data else None
+        values = rows.hessians(draws, on) if sets is None else rows.mean_hessians(draws, sets, on)
         found = Evaluation(*values)
-        whole = self.structure if sparse else None
-        found = replace(found, hessian=_spread(found.hessian, rows.structure, whole))
+        if on is None:
+            found = replace(found, hessian=_spread(found.hessian, rows.structure, whole))
         if self._rest is None:
             return found
-        rest = self._rest.hessians
-        if sets is not None:
-            rest = partial(self._rest.mean_hessians, sets=sets)
-        other = rest(draws, data, sparse=whole is not None)
-        if whole is not None and self._rest.structure is not None:
-            other = replace(other, hessian=_spread(other.hessian, self._rest.structure, whole))
-        return _sum(found, other)
+        return _sum(found, self._rest_on(whole, draws, data, sets))
 
 
 def _spread(values: Any, structure: Structure, whole: Structure | None) -> Array:

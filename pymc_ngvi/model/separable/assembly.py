@@ -145,35 +145,41 @@ def scalar_piece(scalar: RowVector, vector: RowVector) -> Piece:
     return Piece(rows, columns, values)
 
 
-class Assembly:
-    """Adds up the pieces of a Hessian on the structure that they have together.
+class Places:
+    """Where the entries of a piece stand among the values on a structure.
+
+    Entries that the structure lacks are left out: they are zero, and belong to a block of which not
+    all entries are needed.
 
     Parameters
     ----------
-    pieces : sequence of Piece
-    dim : int
-
-    Attributes
-    ----------
+    piece : Piece
     structure : Structure
     """
 
-    def __init__(self, pieces: Sequence[Piece], dim: int) -> None:
-        none = np.empty(0, np.int64)
-        self.structure = Structure(
-            dim,
-            np.concatenate([none, *(piece.rows for piece in pieces)]),
-            np.concatenate([none, *(piece.columns for piece in pieces)]),
-        )
-        every = self.structure.columns * dim + self.structure.rows
-        keys = [piece.columns.astype(np.int64) * dim + piece.rows for piece in pieces]
-        self._places = [np.searchsorted(every, key) for key in keys]
-        self._unique = [np.unique(place).size == place.size for place in self._places]
+    def __init__(self, piece: Piece, structure: Structure) -> None:
+        every = structure.columns * structure.dim + structure.rows
+        keys = piece.columns.astype(np.int64) * structure.dim + piece.rows
+        place = np.searchsorted(every, keys)
+        found = every[np.minimum(place, every.size - 1)] == keys
+        self._kept = None if found.all() else found
+        self._place = place[found]
+        self._unique = np.unique(self._place).size == self._place.size
 
-    def add(self, number: int, values: Array, to: Array) -> None:
-        """Add the entries of a piece to the values (nnz,) of the whole."""
-        place = self._places[number]
-        if self._unique[number]:
-            to[place] += values
+    def add(self, values: Array, to: Array) -> None:
+        """Add the entries of the piece to the values (nnz,) on the structure."""
+        kept = values if self._kept is None else values[self._kept]
+        if self._unique:
+            to[self._place] += kept
         else:
-            np.add.at(to, place, values)
+            np.add.at(to, self._place, kept)
+
+
+def structure_of(pieces: Sequence[Piece], dim: int) -> Structure:
+    """Return the structure that pieces have together."""
+    none = np.empty(0, np.int64)
+    return Structure(
+        dim,
+        np.concatenate([none, *(piece.rows for piece in pieces)]),
+        np.concatenate([none, *(piece.columns for piece in pieces)]),
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,13 @@ import numpy as np
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import LowRankStructure, Structure
 from pymc_ngvi.core.target import averaging
-from pymc_ngvi.model.separable.assembly import Assembly, Piece, pieces_of, scalar_piece
+from pymc_ngvi.model.separable.assembly import (
+    Piece,
+    Places,
+    pieces_of,
+    scalar_piece,
+    structure_of,
+)
 from pymc_ngvi.model.separable.functions import (
     CURVATURES,
     GRADIENTS,
@@ -18,7 +25,7 @@ from pymc_ngvi.model.separable.functions import (
     RowFunction,
     Sheet,
 )
-from pymc_ngvi.model.separable.linear import LinearMap
+from pymc_ngvi.model.separable.linear import LinearMap, TooLargeError
 from pymc_ngvi.model.separable.one_row import Leaf
 from pymc_ngvi.model.separable.operators import RowVector
 from pymc_ngvi.model.separable.row_term import Element
@@ -28,23 +35,35 @@ from pymc_ngvi.model.separable.row_term import Element
 _NUMBERS, _MOST_NUMBERS = 2**18, 2**23
 _FEW_DRAWS = 8
 
+# Parameters that a row may depend on for all entries of its products to be listed: 64 MB.
+_MOST_LISTED = 4000
 
-class BoundTerm:
-    """A sum over rows with its data.
+
+#: A block of a Hessian, and the pair of elements that it belongs to.
+Block = tuple[tuple[Element, Element], Piece]
+
+
+class TermMatrices:
+    """The matrices of a sum over rows: what does not change where other constants are seen.
 
     Parameters
     ----------
     function : RowFunction
     n_rows : int
+
+    Attributes
+    ----------
+    vectors : dict
+        By element, what rows see of the flat vector.
     """
 
     def __init__(self, function: RowFunction, n_rows: int) -> None:
         self.function = function
         self.n_rows = n_rows
-        self.constants: list[np.ndarray] = []
         self.vectors: dict[Element, RowVector] = {}
         self._shapes: list[tuple[int, ...]] = []
         self._by_row: list[bool] = []
+        self._placed: tuple[Structure, list[tuple[Block, Places]]] | None = None
 
     def add_leaf(self, source: LinearMap, positions: np.ndarray, leaf: Leaf) -> None:
         """Add a leaf: the elements (r, block) that rows see of an affine variable."""
@@ -60,27 +79,85 @@ class BoundTerm:
         """Whether an element is a row vector, not a number that all rows see."""
         return self._by_row[element[0]]
 
-    def sheet(self, draws: Array, order: int, means: Array | None = None) -> Sheet:
-        """Evaluate the row function at draws (n, d)."""
+    def leaves(self, draws: Array) -> list[Array]:
+        """Evaluate all leaves at draws (n, d)."""
         leaves = []
         for number, shape in enumerate(self._shapes):
             size = int(np.prod(shape, dtype=int))
             values = [self.vectors[number, j](draws) for j in range(size)]
             whole = values[0] if shape == () else np.stack(values, axis=-1)
             leaves.append(whole.reshape(*whole.shape[:2], *shape))
-        return self.function(leaves, self.constants, self.n_rows, order, means)
+        return leaves
 
-    def pieces(self) -> Iterator[tuple[tuple[Element, Element], Piece]]:
-        """Yield the blocks of the Hessian, with the pairs of elements that they belong to."""
-        for pair in self.function.pairs:
-            first, second = (self.vectors[element] for element in pair)
-            if first is second and first.is_wide:
-                continue
-            if self.is_by_row(pair[1]) and not self.is_by_row(pair[0]):
-                yield pair, scalar_piece(first, second)
-            else:
-                for piece in pieces_of(first, second):
-                    yield pair, piece
+    @cached_property
+    def wide(self) -> list[tuple[Element, Element]]:
+        """Pairs of a wide row vector with itself: of these only the weights are kept."""
+        return [
+            (element, element)
+            for element, vector in self.vectors.items()
+            if vector.is_wide and (element, element) in self.function.pairs
+        ]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks of the Hessian but those of wide row vectors."""
+        return [
+            (pair, piece)
+            for pair in self.function.pairs
+            if pair not in self.wide
+            for piece in self._pieces(pair)
+        ]
+
+    @cached_property
+    def wide_blocks(self) -> list[Block]:
+        """The blocks of wide row vectors, with all their entries."""
+        widths = [self.vectors[element].width for element, _ in self.wide]
+        if max(widths, default=0) > _MOST_LISTED:
+            raise TooLargeError(f"a row depends on {max(widths):,} parameters")
+        return [(pair, piece) for pair in self.wide for piece in self._pieces(pair)]
+
+    def _pieces(self, pair: tuple[Element, Element]) -> Sequence[Piece]:
+        first, second = (self.vectors[element] for element in pair)
+        if self.is_by_row(pair[1]) and not self.is_by_row(pair[0]):
+            return [scalar_piece(first, second)]
+        return pieces_of(first, second)
+
+    def placed(self, structure: Structure, *, listed: bool) -> list[tuple[Block, Places]]:
+        """Return where each block stands on a structure; kept for the last one.
+
+        Parameters
+        ----------
+        structure : Structure
+        listed : bool
+            Whether it lists the entries of wide row vectors as well.
+        """
+        if self._placed is None or self._placed[0] is not structure:
+            blocks = [*self.blocks, *(self.wide_blocks if listed else ())]
+            self._placed = structure, [(block, Places(block[1], structure)) for block in blocks]
+        return self._placed[1]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundTerm:
+    """A sum over rows with its data.
+
+    Attributes
+    ----------
+    matrices : TermMatrices
+    constants : list of array
+        What rows see beside the flat vector.
+    common : bool
+        Whether it is the same for all batches of the data.
+    """
+
+    matrices: TermMatrices
+    constants: list[np.ndarray]
+    common: bool = False
+
+    def sheet(self, draws: Array, order: int, means: Array | None = None) -> Sheet:
+        """Evaluate the row function at draws (n, d)."""
+        of, leaves = self.matrices, self.matrices.leaves(draws)
+        return of.function(leaves, self.constants, of.n_rows, order, means)
 
 
 class RowEvaluator:
@@ -100,42 +177,57 @@ class RowEvaluator:
         self.dim = dim
 
     @property
+    def common(self) -> RowEvaluator:
+        """The sums that are the same for all batches of the data."""
+        return RowEvaluator([term for term in self._terms if term.common], 0.0, self.dim)
+
+    @property
+    def own(self) -> RowEvaluator:
+        """The sums that are those of this batch."""
+        own = [term for term in self._terms if not term.common]
+        return RowEvaluator(own, self._offset, self.dim)
+
+    @property
     def n_rows(self) -> int:
         """Rows of all sums together."""
-        return sum(term.n_rows for term in self._terms)
-
-    @cached_property
-    def _pieces(self) -> list[tuple[BoundTerm, tuple[Element, Element], Piece]]:
-        return [(term, pair, piece) for term in self._terms for pair, piece in term.pieces()]
-
-    @cached_property
-    def _assembly(self) -> Assembly:
-        return Assembly([piece for *_, piece in self._pieces], self.dim)
+        return sum(term.matrices.n_rows for term in self._terms)
 
     def prepare(self) -> None:
         """Build what second derivatives need: it gives first derivatives and values as well."""
         for term in self._terms:
-            _ = term.function.pairs
+            _ = term.matrices.function.pairs
 
     @cached_property
-    def _wide(self) -> list[tuple[BoundTerm, tuple[Element, Element]]]:
-        """Pairs of a wide row vector with itself: of these only the weights are kept."""
-        return [
-            (term, (element, element))
-            for term in self._terms
-            for element, vector in term.vectors.items()
-            if vector.is_wide and (element, element) in term.function.pairs
-        ]
+    def _sparse(self) -> Structure:
+        """Structure of the Hessian without the products of wide row vectors."""
+        blocks = [block for term in self._terms for block in term.matrices.blocks]
+        return structure_of([piece for _, piece in blocks], self.dim)
 
     @cached_property
     def structure(self) -> Structure:
         """Where the Hessian may differ from zero; with rows of low rank where some are wide."""
-        if not self._wide:
-            return self._assembly.structure
-        rows = [term.vectors[first].matrix for term, (first, _) in self._wide]
-        return LowRankStructure(
-            self._assembly.structure, rows[0] if len(rows) == 1 else np.concatenate(rows)
-        )
+        rows = [
+            term.matrices.vectors[first].matrix
+            for term in self._terms
+            for first, _ in term.matrices.wide
+        ]
+        if not rows:
+            return self._sparse
+        return LowRankStructure(self._sparse, rows[0] if len(rows) == 1 else np.concatenate(rows))
+
+    @property
+    def entries(self) -> Structure:
+        """Where the Hessian may differ from zero, entry by entry.
+
+        Raises
+        ------
+        TooLargeError
+            Where rows depend on so many components that these cannot be listed.
+        """
+        if self.structure is self._sparse:
+            return self._sparse
+        wide = [block for term in self._terms for block in term.matrices.wide_blocks]
+        return self._sparse.union(structure_of([piece for _, piece in wide], self.dim))
 
     def log_density(self, draws: Array) -> Array:
         """Log densities (n,) at draws (n, d)."""
@@ -152,24 +244,29 @@ class RowEvaluator:
             density[part], gradient[part] = self._first_order(sheets, len(draws[part]))
         return density, gradient
 
-    def hessians(self, draws: Array) -> tuple[Array, Array, Array]:
-        """Log densities (n,), gradients (n, d) and the values (n, m) of Hessians."""
+    def hessians(self, draws: Array, whole: Structure | None = None) -> tuple[Array, Array, Array]:
+        """Log densities (n,), gradients (n, d) and the values (n, m) of Hessians.
+
+        They are values on `structure`, or on a `whole` one of more rows than those seen here.
+        """
         density, gradient = np.empty(len(draws)), np.empty_like(draws)
-        values = np.zeros((len(draws), self.structure.nnz))
+        values = np.zeros((len(draws), (whole or self.structure).nnz))
         for part, sheets in self._sheets(draws, CURVATURES):
             density[part], gradient[part] = self._first_order(sheets, len(draws[part]))
             for i, to in enumerate(values[part]):
-                self._assemble(sheets, i, to)
+                self._assemble(sheets, i, to, whole)
         return density, gradient, values
 
-    def mean_hessians(self, draws: Array, sets: int) -> tuple[Array, Array, Array]:
+    def mean_hessians(
+        self, draws: Array, sets: int, whole: Structure | None = None
+    ) -> tuple[Array, Array, Array]:
         """Log densities (n,), gradients (n, d) and the values (sets, m) of mean Hessians."""
         density, gradient = np.empty(len(draws)), np.empty_like(draws)
-        values = np.zeros((sets, self.structure.nnz))
+        values = np.zeros((sets, (whole or self.structure).nnz))
         for part, sheets in self._sheets(draws, CURVATURES, averaging(len(draws), sets)):
             density[part], gradient[part] = self._first_order(sheets, len(draws[part]))
             for i, to in enumerate(values):
-                self._assemble(sheets, i, to)
+                self._assemble(sheets, i, to, whole)
         return density, gradient, values
 
     def products(self, draws: Array, vectors: Array) -> Array:
@@ -177,7 +274,7 @@ class RowEvaluator:
         result = np.zeros_like(draws)
         for part, sheets in self._sheets(draws, CURVATURES):
             for term, sheet in zip(self._terms, sheets, strict=True):
-                _multiply(term, sheet, vectors[part], result[part])
+                _multiply(term.matrices, sheet, vectors[part], result[part])
         return result
 
     def _sheets(
@@ -191,7 +288,7 @@ class RowEvaluator:
             start += len(chunk)
 
     def _chunks(self, draws: Array) -> Iterator[Array]:
-        most = max((term.n_rows for term in self._terms), default=1)
+        most = max((term.matrices.n_rows for term in self._terms), default=1)
         step = max(_NUMBERS // most, min(_FEW_DRAWS, _MOST_NUMBERS // most), 1)
         yield from (draws[i : i + step] for i in range(0, len(draws), step))
 
@@ -206,21 +303,22 @@ class RowEvaluator:
         gradient = np.zeros((n, self.dim))
         for term, sheet in zip(self._terms, sheets, strict=True):
             for element, values in sheet.gradients.items():
-                term.vectors[element].add_transposed(values, gradient)
+                term.matrices.vectors[element].add_transposed(values, gradient)
         return self._add_up(sheets, n), gradient
 
-    def _assemble(self, sheets: list[Sheet], draw: int, to: Array) -> None:
-        by_term = dict(zip(self._terms, sheets, strict=True))
-        for number, (term, pair, piece) in enumerate(self._pieces):
-            weights = by_term[term].curvatures[pair][draw]
-            self._assembly.add(number, piece.values(weights), to)
-        start = self._assembly.structure.nnz
-        for term, pair in self._wide:
-            to[start : start + term.n_rows] = by_term[term].curvatures[pair][draw]
-            start += term.n_rows
+    def _assemble(self, sheets: list[Sheet], draw: int, to: Array, whole: Structure | None) -> None:
+        base, listed = (self._sparse, False) if whole is None else (whole, True)
+        start = base.nnz
+        for term, sheet in zip(self._terms, sheets, strict=True):
+            of = term.matrices
+            for (pair, piece), places in of.placed(base, listed=listed):
+                places.add(piece.values(sheet.curvatures[pair][draw]), to)
+            for pair in () if listed else of.wide:
+                to[start : start + of.n_rows] = sheet.curvatures[pair][draw]
+                start += of.n_rows
 
 
-def _multiply(term: BoundTerm, sheet: Sheet, vectors: Array, to: Array) -> None:
+def _multiply(term: TermMatrices, sheet: Sheet, vectors: Array, to: Array) -> None:
     """Add the products of a term's Hessians with vectors (n, d) to (n, d)."""
     images = {element: vector.apply(vectors) for element, vector in term.vectors.items()}
     for (first, second), weights in sheet.curvatures.items():

@@ -79,9 +79,14 @@ class RowVector:
         return np.unique(self.sparse.indices)
 
     @cached_property
+    def width(self) -> int:
+        """Most components that a row depends on."""
+        return self.columns.size + int(np.diff(self.sparse.indptr).max(initial=0))
+
+    @property
     def is_wide(self) -> bool:
         """Whether its rows depend on so many components that the square of them is too much."""
-        width = self.columns.size + int(np.diff(self.sparse.indptr).max(initial=0))
+        width = self.width
         return width > _WIDE and (_NARROWER * len(self.offset) < width or width > _TOO_WIDE)
 
     @property

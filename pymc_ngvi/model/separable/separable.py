@@ -23,10 +23,11 @@ import numpy as np
 import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi._compat import interpreted_mode
 from pymc_ngvi.model.separable.affine import CONSTANT, Dependence, Matrices, constants_of
-from pymc_ngvi.model.separable.evaluator import BoundTerm, RowEvaluator
+from pymc_ngvi.model.separable.evaluator import BoundTerm, RowEvaluator, TermMatrices
 from pymc_ngvi.model.separable.functions import Compile, RowFunction
 from pymc_ngvi.model.separable.one_row import Leaf, NotSeparableError
 from pymc_ngvi.model.separable.row_term import RowTerm, block_size
@@ -138,6 +139,18 @@ class CompiledRows:
         self._functions = [RowFunction(term, function) for term in found.terms]
         self._wanted = list(_unknown(found))
         self._prepare: Any = None
+        # Terms whose matrices do not follow from the rows of a batch, as those of priors: they are
+        # the same for all batches, until data in the model's containers are replaced.
+        self._lasting = [bool(found.data) and not _reads(term, found) for term in found.terms]
+        # The first input is the weight of terms that read no rows, the same in all batches.
+        seen = [ancestors(leaf.source for leaf in term.constants) for term in found.terms]
+        self._common = [
+            lasting and {*above}.isdisjoint(found.data[1:])
+            for lasting, above in zip(self._lasting, seen, strict=True)
+        ]
+        self._held = [v for v in ancestors(self._wanted) if isinstance(v, SharedVariable)]
+        self._kept: dict[int, TermMatrices] = {}
+        self._kept_of: list[Any] = []
 
     def bind(self, *data: Any) -> RowEvaluator:
         """Build the matrices from the data that the model holds now, and from these inputs.
@@ -148,6 +161,7 @@ class CompiledRows:
             Where a matrix would not fit in memory.
         """
         found = self.found
+        self._forget_what_was_replaced()
         values = self._values(data)
         matrices = Matrices(found.x, found.dependence, values)
 
@@ -155,21 +169,31 @@ class CompiledRows:
             return variable.data if isinstance(variable, Constant) else values[variable]
 
         terms = []
-        for term, function in zip(found.terms, self._functions, strict=True):
+        for number, (term, function) in enumerate(zip(found.terms, self._functions, strict=True)):
             n_rows = next((len(value(p)) for p in term.picks if not isinstance(p, str)), 1)
             if not n_rows:  # no data yet, or none left by a mask: the sum is zero
                 continue
-            bound = BoundTerm(function, n_rows)
-            for leaf in term.leaves:
-                source = matrices.of(leaf.source)
-                positions = _seen(np.arange(source.size).reshape(source.shape), leaf, value)
-                bound.add_leaf(source, positions.reshape(-1, block_size(leaf)), leaf)
-            bound.constants = [_seen(value(leaf.source), leaf, value) for leaf in term.constants]
-            terms.append(bound)
+            bound = self._kept.get(number)
+            if bound is None:
+                bound = TermMatrices(function, n_rows)
+                for leaf in term.leaves:
+                    source = matrices.of(leaf.source)
+                    positions = _seen(np.arange(source.size).reshape(source.shape), leaf, value)
+                    bound.add_leaf(source, positions.reshape(-1, block_size(leaf)), leaf)
+                if self._lasting[number]:
+                    self._kept[number] = bound
+            constants = [_seen(value(leaf.source), leaf, value) for leaf in term.constants]
+            terms.append(BoundTerm(bound, constants, self._common[number]))
         offset = float(sum(np.sum(value(part)) for part in found.fixed))
         if not all(np.all(value(condition)) for condition in found.requirements):
             offset = -np.inf
         return RowEvaluator(terms, offset, found.x.type.shape[0])
+
+    def _forget_what_was_replaced(self) -> None:
+        now = [variable.get_value(borrow=True) for variable in self._held]
+        if not all(mine is other for mine, other in zip(self._kept_of, now, strict=False)):
+            self._kept = {}
+        self._kept_of = now
 
     def _values(self, data: Sequence[Any]) -> dict[Variable, np.ndarray]:
         values: dict[Variable, np.ndarray] = {}
@@ -194,6 +218,15 @@ def _function(inputs: list[Variable], outputs: list[Variable]) -> Any:
     flags = {"cxx": "", "traceback__limit": 0, "traceback__compile_limit": 0}
     with pytensor.config.change_flags(**flags):
         return pytensor.function(inputs, outputs, mode=interpreted_mode(), on_unused_input="ignore")
+
+
+def _reads(term: RowTerm, found: Separable) -> bool:
+    """Whether the matrices of a term follow from inputs of the graph other than the flat vector."""
+    picks = [pick for leaf in term.leaves for pick in leaf.picks or () if not isinstance(pick, str)]
+    picks += [pick for pick in term.picks if not isinstance(pick, str)]
+    sources = constants_of([leaf.source for leaf in term.leaves], found.dependence)
+    by_row = any(leaf.picks is None for leaf in term.leaves)
+    return by_row or not {*ancestors([*picks, *sources])}.isdisjoint(found.data)
 
 
 def _unknown(found: Separable) -> dict[Variable, None]:

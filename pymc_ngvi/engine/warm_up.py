@@ -67,7 +67,8 @@ def warm_up(
             if state.iteration >= last or spent + size.total > limit:
                 return WarmedUp(budget.counted(state))
         flat, near = rising.value
-        if flat is not None:
+        # A batch may have no row of some components: what is flat in a few of them need not be so.
+        if flat is not None and not problem.target.reads_batches:
             return WarmedUp(budget.counted(state), flat)
         if near is not None:
             state = replace(state, q=near[0].q)  # the start may have been narrowed

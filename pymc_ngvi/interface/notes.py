@@ -25,8 +25,12 @@ def notes_of_engine(engine: Engine, label: Callable[[int], str]) -> list[Note]:
         )
         for found in engine.findings
     ]
+    improper = "the posterior is not proper along {}: give a proper prior"
+    if engine.problem.target.reads_batches:  # which may have no row of some components
+        improper = "a few batches do not show that the posterior is proper along {}: take larger"
+        improper += " batches, of as many rows as parameters, or give a proper prior"
     for direction, what in (
-        (engine.improper, "the posterior is not proper along {}: give a proper prior"),
+        (engine.improper, improper),
         (engine.flat, "the log density is flat along {}, as far as the fit came"),
     ):
         if direction is not None:

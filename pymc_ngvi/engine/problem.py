@@ -372,7 +372,9 @@ class Budget:
         found = self._measure(q, components, None)
         if found is None:
             return components[:0]
-        return components[found.lost > self.problem.settings.least_following]
+        settings, known = self.problem.settings, q.hubs() is not None
+        least = settings.least_following_of_hubs if known else settings.least_following
+        return components[found.lost > least]
 
     def _measure(
         self, q: Gaussian, components: NDArray[np.int64], z: Array | None

@@ -99,6 +99,8 @@ class Settings:
     #: Part of its curvature that a component must lose to others that follow it: steps by S close
     #: in by as much. Where that is fast, secants do better, which know nothing of leaders.
     least_following: float = 0.5
+    #: The same of a component that is known to be connected with many others.
+    least_following_of_hubs: float = 0.25
     #: A smaller part of its curvature that is left counts as this much.
     least_ratio: float = 0.005
     #: Standard deviations after which they are measured again, and from which on the precision

@@ -209,12 +209,17 @@ class Engine:
         """Draws of the level after one that has not come near enough."""
         problem, size = self.problem, self.size
         most = problem.most(size)
-        wanted = problem.planned(ended.error, ended.slope_share, size, most)
+        wanted = problem.planned(ended.error, ended.parts, size, most)
+        if ended.settled and wanted.gradients:
+            # The noise of the mean is what is left: that of the Hessians is averaged later.
+            wanted = Size(size.hessians, wanted.gradients)
         if not (ended.settled and problem.is_telling(ended.error, ended.size)):
             telling = problem.settings.telling_draws
-            wanted = Size(min(max(wanted.hessians, telling), most.hessians))
+            gradients = wanted.gradients if ended.settled else 0
+            wanted = Size(min(max(wanted.hessians, telling), most.hessians), gradients)
         if wanted.total < problem.settings.least_growth * size.total:
-            wanted = Size(problem.settings.least_growth * size.hessians, wanted.gradients)
+            grown = problem.settings.least_growth * size.hessians
+            wanted = Size(max(grown, wanted.hessians), wanted.gradients)
         hessians = min(wanted.hessians, affordable)
         gradients = min(wanted.gradients, affordable - hessians)
         return problem.rounded_size(Size(hessians, gradients), ended.state.q)
@@ -250,9 +255,12 @@ class Engine:
     def _is_near(self, ended: LevelResult) -> bool:
         """Whether a settled level is so close that more draws only have to be averaged in."""
         problem, settings = self.problem, self.problem.settings
+        most = settings.most_displacement**2
+        if problem.takes_gradients and not problem.is_even(ended.error, ended.size):
+            most = min(most, settings.linear * problem.accuracy)  # a long step would begin anew
         return (
             not problem.constrained
             and ended.amplification < settings.most_amplification
-            and bool(ended.error.mean.max() < settings.most_displacement**2)
+            and bool(ended.error.mean.max() < most)
             and problem.is_telling(ended.error, ended.size)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pymc_ngvi.core import designs
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
-from pymc_ngvi.engine.level import LevelIterations, LevelResult, slope_share
+from pymc_ngvi.engine.level import LevelIterations, LevelResult
 from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
 from pymc_ngvi.engine.steps import advance
@@ -35,23 +35,20 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         Iteration to stop at.
     """
     problem, settings = budget.problem, budget.problem.settings
-    state, error, total = level.state, level.error, level.size
+    state, error, parts, total = level.state, level.error, level.parts, level.size
+    assert parts is not None
     known, surprises, long_steps = total, 0, 0  # the draws whose error is known
-    share_of_slopes, few = level.slope_share, problem.first(level.state.q)
+    few = problem.first(level.state.q)
     least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
     if not designs.is_balanced(total.hessians, state.q.dim):
         total, least = Size(0), 2 * few.hessians
     common = budget.draw(few, state.q.dim)
     many = level.size.hessians >= settings.telling_draws
     while True:
-        wanted = problem.planned(error, share_of_slopes, known, problem.most(known))
-        size = problem.rounded_size(
-            Size(
-                max(wanted.hessians - total.hessians, least),
-                max(wanted.gradients - total.gradients, 0),
-            ),
-            state.q,
-        )
+        wanted = problem.planned(error, parts, known, problem.most(known))
+        hessians = max(wanted.hessians - total.hessians, least)
+        size = Size(hessians, max(wanted.gradients - total.gradients, 0))
+        size = problem.rounded_size(size, state.q)
         if budget.remaining < size.total:
             break
         problem.target.follow(state.q, size.total)
@@ -65,34 +62,38 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
         except NonFiniteError:
             break
         own, left = here.error_of_draws(secants), here.distance(secants)
-        share_of_slopes = slope_share(problem, here, secants)
+        of_own = here.error_of_parts(secants)
         surprised = _is_surprising(problem, left, own, error)
         if surprised:
             total, surprises = Size(0), surprises + 1
-        share = size.total / (total.total + size.total)
+        share, of_hessians = size.total / (total.total + size.total), 1.0
+        if total.hessians:
+            of_hessians = size.hessians / (total.hessians + size.hessians)
         long = share**2 * left.mean.max() > settings.linear * problem.accuracy
         if long:
-            share, total, long_steps = 1.0, Size(0), long_steps + 1
-        member = secants.extrapolate(here.q, here.estimate, share)
+            share, of_hessians = 1.0, 1.0
+            total, long_steps = Size(0), long_steps + 1
+        member = secants.follow(here.q, here.asked_in_shares(share, of_hessians))
         if (
             member is None
             or not even
             or surprises > settings.most_surprises
             or long_steps > settings.most_long_steps
         ):
-            error, known = own, size
+            error, parts, known = own, of_own, size
             break
         mixed = budget.led(here, Mixed(member, share, active=False))
         state, info = advance(budget, state, here, mixed, mixed.q, size.total)
         yield state, info
         known = Size(total.hessians + size.hessians, total.gradients + size.gradients)
         total = Size(0) if long else known
-        error = error.averaged(own, share)
+        parts = parts.averaged(of_own, (share, of_hessians))
+        error = parts.whole
         if state.iteration >= last:
             return LevelResult(state, error, False, known)
         if problem.excess(error) <= 1 and not (long or surprised):
-            return LevelResult(budget.counted(state), error, True, known, share_of_slopes)
-    return LevelResult(budget.counted(state), error, False, known, share_of_slopes)
+            return LevelResult(budget.counted(state), error, True, known, parts)
+    return LevelResult(budget.counted(state), error, False, known, parts)
 
 
 def confirmed(budget: Budget, secants: Secants, level: LevelResult) -> bool:

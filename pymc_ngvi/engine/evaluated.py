@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -77,6 +78,53 @@ class SquaredError:
         )
         return max(worst / allowed, self.nats / (accuracy**2 * dim))
 
+    def largest_by_chance(self, components: int) -> float:
+        """How much larger than of so many components the largest is of all, where all are equal.
+
+        Of estimates with few degrees of freedom, the largest grows with their number.
+        """
+        if len(self.mean) <= components or not np.isfinite(self.freedom):
+            return 1.0
+        tails = 0.5 / np.array([len(self.mean), components])
+        ours, theirs = scipy.special.chdtri(self.freedom, tails)
+        return float(ours / theirs)
+
+
+@dataclass(frozen=True)
+class SplitError:
+    """Squared error by where it comes from.
+
+    Attributes
+    ----------
+    whole : SquaredError
+        Of both together: their noise is that of the same draws.
+    of_gradients, of_hessians : SquaredError
+        From the noise of either.
+    """
+
+    whole: SquaredError
+    of_gradients: SquaredError
+    of_hessians: SquaredError
+
+    def averaged(self, other: SplitError, shares: tuple[float, float]) -> SplitError:
+        """Squared errors where an independent one has these shares of gradients and Hessians."""
+        gradients = self.of_gradients.averaged(other.of_gradients, shares[0])
+        hessians = self.of_hessians.averaged(other.of_hessians, shares[1])
+        ours, theirs = (1 - shares[0]) * (1 - shares[1]), shares[0] * shares[1]
+
+        def both(name: str) -> Any:
+            mine, others = self._product(name), other._product(name)
+            sum_ = getattr(gradients, name) + getattr(hessians, name) + ours * mine
+            return np.maximum(sum_ + theirs * others, 0.0)
+
+        whole = SquaredError(both("mean"), both("log_sd"), float(both("nats")), gradients.freedom)
+        return SplitError(whole, gradients, hessians)
+
+    def _product(self, name: str) -> Any:
+        """Twice the product of both errors, in one of the numbers of a squared error."""
+        whole, gradients, hessians = self.whole, self.of_gradients, self.of_hessians
+        return getattr(whole, name) - getattr(gradients, name) - getattr(hessians, name)
+
 
 def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     """Squared distance by which a direction moves q; see :meth:`.Gaussian.displacement`."""
@@ -126,6 +174,8 @@ class Evaluated:
         where it was not.
     parts : tuple of (sequence of Estimate, sequence of Slope)
         What each replicate gave.
+    behind : Natural or None
+        The part of the step that the Hessians ask for, where it is more than a new precision.
     """
 
     q: Gaussian
@@ -135,6 +185,7 @@ class Evaluated:
     asked: SquaredError
     plain: Estimate
     parts: tuple[Sequence[Estimate], Sequence[Slope]] = ((), ())
+    behind: Natural | None = None
 
     def ascends(self, other: Evaluated, rounding: float) -> bool:
         """Whether the ELBO is no lower than at another member, up to a relative rounding error."""
@@ -146,10 +197,17 @@ class Evaluated:
         sums = zip(*self.noise, strict=True)
         return self._propagated(secants, [g + h for g, h in sums])
 
-    def error_of_parts(self, secants: Secants) -> tuple[SquaredError, SquaredError]:
+    def error_of_parts(self, secants: Secants) -> SplitError:
         """Squared errors that the noise of the gradients makes, and that of the Hessians."""
-        of_gradients, of_hessians = self.noise
-        return self._propagated(secants, [*of_gradients]), self._propagated(secants, [*of_hessians])
+        parts = (self._propagated(secants, [*errors]) for errors in self.noise)
+        return SplitError(self.error_of_draws(secants), *parts)
+
+    def asked_in_shares(self, of_gradients: float, of_hessians: float) -> Natural:
+        """Shares of the step that the gradients ask for, and of the one that the Hessians do."""
+        step = residual(self.q, self.estimate)
+        behind = np.zeros_like(step.first) if self.behind is None else self.behind.first
+        first = of_gradients * (step.first - behind) + of_hessians * behind
+        return Natural(first, of_hessians * step.second)
 
     def _propagated(self, secants: Secants, errors: list[Natural]) -> SquaredError:
         moves = [squared_displacement(self.q, way) for way in secants.solve(self.q, errors)]

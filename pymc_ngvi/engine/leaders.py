@@ -62,6 +62,8 @@ class Leaders:
         value.
     ratios : array, (k,)
         Eigenvalues of inv(S) C, smallest first.
+    lost : array, (k,)
+        Part of the curvature S of each leader that K takes; more than 1 where C is negative.
     """
 
     components: NDArray[np.int64]
@@ -74,6 +76,7 @@ class Leaders:
     spreads: Array
     stretch: Array
     ratios: Array
+    lost: Array
 
     def controlled(self, q: Gaussian, part: Estimate, z: Array) -> Estimate:
         """Take noise from an estimate from draws `q.unwhiten(z)`, by control variates."""
@@ -225,6 +228,7 @@ def measure(
         spreads,
         stretch,
         ratios,
+        follow.diagonal() / information.diagonal(),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, State
 from pymc_ngvi.core.guards import Mixed
-from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
+from pymc_ngvi.engine.evaluated import Evaluated, SplitError, SquaredError
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
 from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
@@ -31,8 +31,8 @@ class LevelResult:
         Whether the iteration settled, so that `error` is all that is left.
     size : Size
         The draws that the error is of.
-    slope_share : float
-        Share of the error that is from the noise of the gradients.
+    parts : SplitError or None
+        The error by where it comes from, of a level that has settled.
     amplification : float
         Squared error of the solution relative to that of one step, in nats.
     flat : FlatDirection or None
@@ -43,7 +43,7 @@ class LevelResult:
     error: SquaredError
     settled: bool
     size: Size
-    slope_share: float = 0.0
+    parts: SplitError | None = None
     amplification: float = 1.0
     flat: FlatDirection | None = None
 
@@ -100,7 +100,7 @@ def level(
         return there.asked.nats < least or there.ascends(here, settings.rounding)
 
     steps = 0
-    while steps < least_steps or not settled(problem, here, secants):
+    while _goes_on(problem, here, secants, steps, least_steps):
         least = min(least, here.asked.nats)
         rule = Rule(settings.shortest_step, problem.longest_step(here.q), helps)
         step = _extrapolate(budget, secants, here, draws, rule)
@@ -130,14 +130,24 @@ def level(
     error = here.error_of_draws(secants)
     of_step = here.error_of_draws(Secants(settings)).nats if len(secants) else error.nats
     amplification = error.nats / of_step if of_step else 1.0
-    share = slope_share(problem, here, secants) if problem.excess(error) > 1 else 0.0
-    return LevelResult(budget.counted(state), error, True, size, share, amplification)
+    parts = here.error_of_parts(secants)
+    return LevelResult(budget.counted(state), error, True, size, parts, amplification)
 
 
-def slope_share(problem: Problem, here: Evaluated, secants: Secants) -> float:
-    """Share of the error of the solution that is from the noise of the gradients."""
-    of_gradients, of_hessians = map(problem.excess, here.error_of_parts(secants))
-    return of_gradients / (of_gradients + of_hessians) if of_gradients else 0.0
+def _goes_on(
+    problem: Problem, here: Evaluated, secants: Secants, steps: int, least_steps: int
+) -> bool:
+    """Whether a level takes another step.
+
+    It needs no more of the least steps where what they leave is so small beside the noise that no
+    direction can be slow: the noise of new draws is in all directions, and in a slow one it stays.
+    """
+    settings = problem.settings
+    if settings.least_steps_closing_in <= steps < least_steps:
+        noise = here.error_of_draws(secants)
+        closed = problem.excess(here.asked) < settings.closed * max(problem.excess(noise), 1.0)
+        return not (closed and settled(problem, here, secants, noise))
+    return steps < least_steps or not settled(problem, here, secants)
 
 
 def _extrapolate(

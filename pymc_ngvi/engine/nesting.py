@@ -52,7 +52,8 @@ JUDGED_DRAWS = 2048
 _FILLING_DRAWS = 64
 #: Draws on which the rest is fitted at a point, for one and for two axes.
 DRAWS = (32, 16)
-#: One more for each of so many components, whose noise adds up, and so many at most.
+#: One more for each of so many components, whose noise adds up, and so many at most. They
+#: are of gradients alone, and no fewer than the others.
 _COMPONENTS, MOST_DRAWS = 4, 64
 #: Evaluations of a fit at a point, at most.
 MOST_EVALUATIONS = 4000
@@ -251,13 +252,11 @@ class Nesting:
         engine = Engine(problem, MOST_EVALUATIONS, np.random.default_rng(self._seed))
         start, expected = self._start(t)
         top = max((point.elbo for _, point in self._found), default=-np.inf)
-        draws = max(DRAWS[self._axes - 1], min(self.split.rest.size // _COMPONENTS, MOST_DRAWS))
-        draws //= 2 if expected < top - _LOW else 1
+        size = self._size(start, half=bool(expected < top - _LOW))
         state, q, settled = State(start), start, False
         with contextlib.suppress(NonFiniteError, DomainError):
             if not self._found:
                 state = _ended(engine.warm_up(state, MOST_EVALUATIONS))
-            size = Size(problem.rounded(draws, start))
             steps = level(engine.budget, engine.secants, state, size, MOST_EVALUATIONS)
             ended = _ended(steps)
             q, settled = ended.state.q, ended.settled
@@ -269,6 +268,16 @@ class Nesting:
             point = replace(point, foreseen=q.kl(start) < close)
         self._found.append((t, point))
         return point
+
+    def _size(self, q: Gaussian, *, half: bool) -> Size:
+        """Draws on which the rest is fitted, or half of them."""
+        few = DRAWS[self._axes - 1]
+        draws = max(few, min(self.split.rest.size // _COMPONENTS, MOST_DRAWS))
+        if half:
+            few, draws = few // 2, draws // 2
+        if not self.problem.takes_gradients:
+            return Size(self.problem.rounded(draws, q))
+        return self.problem.rounded_size(Size(few, max(few, draws - few) if draws > few else 0), q)
 
     def _start(self, t: Array) -> tuple[Gaussian, float]:
         """Return the Gaussian to start from, and the conditional ELBO to expect, if any."""

@@ -27,7 +27,13 @@ from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.projections import Identity, Projection
 from pymc_ngvi.core.target import Target
 from pymc_ngvi.engine import leaders
-from pymc_ngvi.engine.evaluated import Evaluated, SquaredError, scatter, squared_displacement
+from pymc_ngvi.engine.evaluated import (
+    Evaluated,
+    SplitError,
+    SquaredError,
+    scatter,
+    squared_displacement,
+)
 from pymc_ngvi.engine.leaders import Leaders
 from pymc_ngvi.engine.secants import Secants, residual
 from pymc_ngvi.engine.settings import DEFAULTS, Settings
@@ -97,7 +103,8 @@ class Problem:
         """Whether Hessians differ little between draws, by the error of those of this size."""
         settings = self.settings
         on_few = error.log_sd.max() * size.hessians / settings.few_draws
-        return bool(on_few < settings.most_unevenness**2)
+        by_chance = error.largest_by_chance(settings.judged_components)
+        return bool(on_few < settings.most_unevenness**2 * by_chance)
 
     def is_telling(self, error: SquaredError, size: Size) -> bool:
         """Whether there are many Hessians, or they differ so little that a few tell all."""
@@ -145,19 +152,21 @@ class Problem:
             min(settings.most_growth_of_gradients * size.total, settings.most_draws),
         )
 
-    def planned(self, error: SquaredError, slope_share: float, size: Size, most: Size) -> Size:
+    def planned(
+        self, error: SquaredError, parts: SplitError | None, size: Size, most: Size
+    ) -> Size:
         """Draws that reach the accuracy, at most `most`, where those of `size` have this error.
 
         A squared error is the sum of a part from the noise of the gradients, which is proportional
         to 1 / (all draws), and one from that of the Hessians, proportional to 1 / (draws with
-        Hessians). The latter is to be a small part of what is allowed, as far as that takes fewer
-        Hessians than draws in all.
+        Hessians). What is allowed is divided between them as it costs least, as far as that takes
+        fewer Hessians than draws in all.
 
         Parameters
         ----------
         error : SquaredError
-        slope_share : float
-            Share of the gradients' noise in it.
+        parts : SplitError or None
+            The same by where it comes from, where that is known.
         size, most : Size
         """
         settings, excess = self.settings, self.excess(error)
@@ -166,16 +175,30 @@ class Problem:
         if not np.isfinite(excess):
             return Size(most.hessians)
         excess *= settings.plan_margin
-        hessians = (1 - slope_share) * excess * size.hessians / settings.hessian_share
-        total = slope_share * excess * size.total / (1 - settings.hessian_share)
-        if not (self.takes_gradients and self.is_even(error, size) and hessians < total):
+        share = 0.0 if parts is None else self.slope_share(parts)
+        hessians, total = (1 - share) * excess * size.hessians, share * excess * size.total
+        # The cheapest division of what is allowed, where a Hessian costs so many gradients.
+        price = min(max(1.0, settings.price_per_dimension * len(error.mean)), settings.most_dear)
+        dear = np.sqrt(price * hessians)
+        left = np.clip(dear / (dear + np.sqrt(total)), *settings.hessian_shares)
+        hessians, total = hessians / left, total / (1 - left)
+        divided = (price - 1) * hessians + total < price * excess * size.total
+        divided = divided or self.is_even(error, size)
+        if not (self.takes_gradients and divided and hessians < total):
             return Size(int(min(np.ceil(excess * size.total), most.hessians)), size.gradients)
         hessians = min(max(hessians, size.hessians), most.hessians)
         gradients = min(total - hessians, most.gradients)
         exact = designs.exact_size(len(error.mean))
         if size.total < exact:  # as many may do, or show how much less noise exact moments leave
             gradients = min(gradients, exact)
+        if size.hessians < exact:
+            hessians = min(hessians, exact)
         return Size(int(np.ceil(hessians)), max(0, int(np.ceil(gradients))))
+
+    def slope_share(self, parts: SplitError) -> float:
+        """Share of an error that is from the noise of the gradients."""
+        of_gradients, of_hessians = self.excess(parts.of_gradients), self.excess(parts.of_hessians)
+        return of_gradients / (of_gradients + of_hessians) if of_gradients else 0.0
 
     def asked(self, q: Gaussian, estimate: Estimate) -> SquaredError:
         """Squared length of the step an estimate asks for, less what the projection takes back."""
@@ -311,25 +334,22 @@ class Budget:
         if plain.coupling is not None:
             estimate, *decoupled = decouple([plain, *parts, *wholes], plain.coupling)
             parts, wholes = decoupled[: len(parts)], decoupled[len(parts) :]
-        # Gradients alone are added only where Hessians differ little, so that their noise counts by
-        # their share in the draws; but not where it enters the step of leaders.
-        of_hessians_share = 1 - share if self.leaders is None else 1.0
-        errors = scatter(q, parts, 1 - share, of_hessians_share)
+        errors = scatter(q, parts, 1 - share, 1.0)
         errors += scatter(q, wholes, share, 0.0)
         zero = np.zeros_like(q.precision)
         of_gradients = [Natural(e.first, zero) for e in errors]
         of_hessians = [Natural(np.zeros_like(e.first), e.second) for e in errors]
+        behind = None
         if self.leaders is not None:
-            stretched = self.leaders.stretched
-            estimate = replace(
-                plain, gradient=stretched(plain.gradient, plain.hessian + q.precision)
-            )
+            stretched, lag = self.leaders.stretched, plain.hessian + q.precision
+            estimate = replace(plain, gradient=stretched(plain.gradient, lag))
+            behind = Natural(stretched(np.zeros_like(plain.gradient), lag), lag / 2)
             of_gradients = [replace(e, first=stretched(e.first, zero)) for e in of_gradients]
             of_hessians = [replace(e, first=stretched(e.first, 2 * e.second)) for e in of_hessians]
         asked = self.problem.asked(q, estimate)
         freedom = max(1, len(parts) - 1)
         noise = (of_gradients, of_hessians)
-        return Evaluated(q, estimate, noise, freedom, asked, plain, (raw, alone))
+        return Evaluated(q, estimate, noise, freedom, asked, plain, (raw, alone), behind)
 
     def lead(self, here: Evaluated, draws: Draws) -> Evaluated:
         """Look for leaders at a member, or measure those that are known; return what it now is."""
@@ -352,8 +372,9 @@ class Budget:
         found = self._measure(q, components, None)
         if found is None:
             return components[:0]
-        followed = np.abs(1 - 1 / found.stretch.diagonal())
-        return components[followed > self.problem.settings.least_following]
+        settings, known = self.problem.settings, q.hubs() is not None
+        least = settings.least_following_of_hubs if known else settings.least_following
+        return components[found.lost > least]
 
     def _measure(
         self, q: Gaussian, components: NDArray[np.int64], z: Array | None

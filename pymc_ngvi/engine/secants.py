@@ -94,12 +94,15 @@ class Secants:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def extrapolate(self, q: Gaussian, estimate: Estimate, share: float = 1.0) -> Gaussian | None:
-        """Go a share of the way to where the steps lead; None where the family has no member."""
-        (way,) = self.solve(q, [residual(q, estimate)])
-        second = share * way.second - q.precision / 2
+    def extrapolate(self, q: Gaussian, estimate: Estimate) -> Gaussian | None:
+        """Go to where the steps lead; None where the family has no member."""
+        return self.follow(q, residual(q, estimate))
+
+    def follow(self, q: Gaussian, direction: Natural) -> Gaussian | None:
+        """Go to where a first step leads in the end; None where the family has no member."""
+        (way,) = self.solve(q, [direction])
         try:
-            member = type(q).from_natural(Natural(share * way.first, second))
+            member = type(q).from_natural(Natural(way.first, way.second - q.precision / 2))
         except (DomainError, ValueError):
             return None
         return member.with_mean(member.mean + q.mean) if q.has_mean else member

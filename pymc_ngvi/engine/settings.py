@@ -36,11 +36,20 @@ class Settings:
     most_growth_of_gradients: int = 32
     #: Planned draws are this much more than the noise asks for, so that one plan mostly suffices.
     plan_margin: float = 1.1
-    #: Part of the squared error that planned Hessians leave; the rest is for cheaper gradients.
-    hessian_share: float = 0.25
+    #: Part of the squared error that planned Hessians leave, at least and at most; the rest is for
+    #: gradients, which cost less.
+    hessian_shares: tuple[float, float] = (0.25, 0.75)
+    #: Price of a Hessian in gradients: so much per dimension, and at most. Sparse ones cost less.
+    price_per_dimension: float = 0.1
+    most_dear: float = 10.0
     #: Steps of a level, at least, where Hessians differ much between draws: until as many secants
     #: are known, a slow iteration may be taken for one that has settled.
     least_steps: int = 8
+    #: Of these no more than so many where the squared residual is then less than this part of the
+    #: noise, or of what is allowed: a direction in which nine tenths are left by each step would
+    #: still have more of the noise of new draws in it.
+    least_steps_closing_in: int = 2
+    closed: float = 0.005
     #: A level evaluates its draws at least three times: at the start, after one step, and to see
     #: what is left after it.
     evaluations_per_level: int = 3
@@ -87,8 +96,11 @@ class Settings:
     most_leaders: int = 6
     #: They are looked for among components whose squared error is so many times the median.
     noise_of_leaders: float = 9.0
-    #: Part of its curvature that a component must lose to others that follow it.
-    least_following: float = 0.25
+    #: Part of its curvature that a component must lose to others that follow it: steps by S close
+    #: in by as much. Where that is fast, secants do better, which know nothing of leaders.
+    least_following: float = 0.5
+    #: The same of a component that is known to be connected with many others.
+    least_following_of_hubs: float = 0.25
     #: A smaller part of its curvature that is left counts as this much.
     least_ratio: float = 0.005
     #: Standard deviations after which they are measured again, and from which on the precision
@@ -143,6 +155,9 @@ class Settings:
     #: The same of a log standard deviation, on as many draws as `few_draws`. Where Hessians differ
     #: more, a few draws of a skewed posterior may lack its tail, and agree on what is wrong.
     most_unevenness: float = 0.015
+    #: The largest of estimates for so many components is compared with it. Of more components it is
+    #: larger by chance alone, and may be.
+    judged_components: int = 10
     #: A step is taken for linear if its square is at most this part of the accuracy: what a step
     #: misses is of its second order. After a longer one, fresh draws begin anew.
     linear: float = 0.5

@@ -200,3 +200,16 @@ class SparseFunnel(Funnel):
         found = super().evaluate(draws, "full")
         values = found.hessian[:, self.structure.rows, self.structure.columns]
         return type(found)(found.log_density, found.gradient, values)
+
+
+def test_what_many_components_add_to_the_noise_is_met_by_gradients_alone():
+    """The same draws serve all points: Hessians are as many as for few components."""
+    sizes = {}
+    for dim in (20, 150, 400):
+        q = DiagonalGaussian.from_mean_variance(np.zeros(dim), np.ones(dim))
+        problem = Problem(GaussianTarget(q.mean, np.eye(dim)), BonnetPrice(), lin, Identity(), 0.05)
+        nesting = Nesting(problem, q, Split(dim, [0]), np.random.default_rng(1))
+        sizes[dim] = nesting._size(q, half=False)
+    assert sizes[20].gradients == 0
+    assert sizes[20].hessians == sizes[150].hessians == sizes[400].hessians
+    assert sizes[400].gradients >= sizes[400].hessians

@@ -34,7 +34,7 @@ from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.data import told_shapes
 from pymc_ngvi.model.evaluators import Data
 from pymc_ngvi.model.functions import Functions, Route
-from pymc_ngvi.model.graph import build_graph
+from pymc_ngvi.model.graph import build_graph, simplified
 from pymc_ngvi.model.hessian import difference_hessian
 from pymc_ngvi.model.kinks import Kinks
 from pymc_ngvi.model.layout import Layout
@@ -119,6 +119,7 @@ class ModelTarget(Target):
         with pytensor.config.change_flags(traceback__limit=0):
             graph = build_graph(terms, self.layout)
         self._functions = Functions(graph, compiler, self.layout)
+        self._simplified = False
         self._kinks = Kinks(graph, terms)
         #: Why there is no structure, where there is none.
         self.no_structure = "the Hessian is dense"
@@ -304,6 +305,8 @@ class ModelTarget(Target):
                 f"the log density cannot be computed at the start: {first_line(error)}. "
                 f"{told_shapes(self.model)}"
             ) from error
+        if self._problem(evaluation):
+            evaluation = self._evaluate_simplified(x) or evaluation
         problem = self._problem(evaluation)
         if problem:
             terms = f"\n\n{self.describe(x)}" if explain else ""
@@ -311,6 +314,24 @@ class ModelTarget(Target):
         # The Hessian could not be verified at an initial point where it is not finite.
         if self._richest_curvature == "full" and not self._ensure_hessian().verified:
             self._functions.find_hessian(x, self._draw_rows())
+
+    def _evaluate_simplified(self, x: Array) -> Evaluation | None:
+        """Evaluate a simplified graph at x (d,), and keep it if all is finite; tried once."""
+        if self.reads_batches or self._simplified:
+            return None
+        self._simplified = True
+        known = self._functions
+        functions = Functions(simplified(known.graph), known.compiler, self.layout)
+        found = functions.evaluate(x[np.newaxis], "none", ())
+        if self._problem(found):
+            return None
+        if known.structure is not None:  # which the family has taken already
+            functions.find_hessian(x, ())
+            structure = functions.structure
+            if structure is None or not structure.has_places_of(known.structure):
+                return None
+        self._functions = functions
+        return found
 
     def _problem(self, evaluation: Evaluation) -> str:
         """Say what is not finite in the evaluation of one draw; empty if all is finite."""

@@ -468,3 +468,25 @@ def test_derivatives_are_finite_where_a_probability_rounds_to_one(written):
     p = 1 / (1 + np.exp(-slope * x))
     np.testing.assert_allclose(found.gradient[0], [x @ (y - 10 * p) - slope], rtol=1e-9)
     np.testing.assert_allclose(found.hessian[0], [[-(x**2) @ (10 * p * (1 - p)) - 1]], rtol=1e-9)
+
+
+def test_a_derivative_that_is_finite_once_simplified():
+    """As it stands it is infinity by infinity where the model starts."""
+    with pm.Model() as model:
+        x = pm.Normal("x", initval=1.0)
+        pm.Potential("steep", -pt.log(pt.exp(800 * x) + pt.exp(-800 * x)))
+    target = compile_target(model, backend="interpreted")
+    target.check_start(target.initial_point)
+    draws = np.array([[1.0], [2.0]])
+    found = target.evaluate(draws, "full")
+    np.testing.assert_allclose(found.gradient, -draws - 800)
+    np.testing.assert_allclose(found.hessian[:, 0, 0], -1.0)
+
+
+def test_a_derivative_that_is_infinite_is_told():
+    with pm.Model() as model:
+        x = pm.Normal("x", initval=0.0)
+        pm.Potential("root", -pt.sqrt(pt.abs(x)))
+    target = compile_target(model, backend="interpreted")
+    with pytest.raises(SamplingError, match="gradient is not finite for x"):
+        target.check_start(target.initial_point)

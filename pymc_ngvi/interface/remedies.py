@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Status
+from pymc_ngvi.engine.settings import DEFAULTS
 from pymc_ngvi.errors import UnreliableFit, warn
 from pymc_ngvi.interface.fit import Fit
 from pymc_ngvi.interface.nest import Nester
@@ -31,8 +32,6 @@ JUDGED_EARLY = 800
 #: Numbers that the log density of one draw may go through where what takes thousands of draws is to
 #: be tried by itself: nested fits then take half a minute at most, as matched draws do.
 MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**14, 2**11
-#: Draws among which to look for a kink, before a paused fit is nested.
-KINK_DRAWS = 128
 #: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
 LEAST_GAIN = 0.05
 #: Where a fit has ended for one of these reasons, there is nothing to improve.
@@ -162,7 +161,7 @@ class Remedies:
         target, q = self.fit.prepared.target, self.fit.state.q
         if not (self.fit.paused and target.may_have_kinks):
             return False
-        return bool(target.kinks(q.sample(KINK_DRAWS, np.random.default_rng(0))))
+        return bool(target.kinks(q.sample(DEFAULTS.examined_draws, np.random.default_rng(0))))
 
     def _resume(self) -> None:
         """Fit the Gaussian to its end."""

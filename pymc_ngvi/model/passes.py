@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -157,11 +157,7 @@ class Entries(Work[Places]):
 
     def combine(self, results: Iterable[Places]) -> Places:
         """Put the places together."""
-        parts = iter(results)
-        total = next(parts)
-        for part in parts:
-            total = np.union1d(total, part)
-        return total
+        return reduce(np.union1d, results)
 
 
 def sum_in_order(parts: Iterable[Array]) -> Array:

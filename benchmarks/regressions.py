@@ -1,8 +1,8 @@
 """Regressions whose evaluation is compared with NumPy by hand.
 
-Each function builds a model of so many rows and predictors with simulated data, and, where the
-derivatives are short, returns what computes them by hand: from the flat vector (d,) the log density
-with its gradient and Hessian.
+Each function builds a model of so many rows and predictors with simulated data, and returns it with
+what computes the same by hand: from the flat vector (d,) the log density with its gradient and
+Hessian.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.distributions.transforms import ordered
-from scipy.special import expit, gammaln, softmax
+from scipy.special import digamma, expit, gammaln, polygamma, softmax
 
 Derivatives = tuple[float, np.ndarray, np.ndarray]
 ByHand = Callable[[np.ndarray], Derivatives]
-Built = tuple[pm.Model, ByHand | None]
+Built = tuple[pm.Model, ByHand]
 
 MODELS: dict[str, Callable[[int, int], Built]] = {}  # by the name of their likelihood
 
@@ -42,8 +42,19 @@ def _with_prior(beta: np.ndarray, value: float, g: np.ndarray, H: np.ndarray) ->
     """Add the prior of the coefficients to the derivatives of a log-likelihood."""
     d = len(beta)
     value += -0.5 * beta @ beta / _PRIOR**2 - d * np.log(_PRIOR * np.sqrt(2 * np.pi))
-    H.ravel()[:: d + 1] -= 1 / _PRIOR**2
-    return value, g - beta / _PRIOR**2, H
+    H[np.arange(d), np.arange(d)] -= 1 / _PRIOR**2
+    g[:d] -= beta / _PRIOR**2
+    return value, g, H
+
+
+def _bordered(X: np.ndarray, weight: np.ndarray, cross: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Return the Hessian of the coefficients and a few more parameters.
+
+    `weight` (n,) has the second derivatives of each row by its linear predictor, `cross` (n, k)
+    those by it and by the other parameters, `rest` (k, k) the sums of those by the latter.
+    """
+    between = X.T @ cross
+    return np.block([[(X.T * weight) @ X, between], [between.T, rest]])
 
 
 @regression
@@ -123,7 +134,27 @@ def negative_binomial(rows: int, predictors: int) -> Built:
         beta = pm.Normal("beta", 0.0, _PRIOR, shape=predictors)
         alpha = pm.HalfNormal("alpha", 5.0)
         pm.NegativeBinomial("y", mu=pt.exp(X @ beta), alpha=alpha, observed=y)
-    return model, None
+    constant = -gammaln(y + 1.0).sum() + np.log(np.sqrt(2 / np.pi) / 5.0)
+
+    def by_hand(flat: np.ndarray) -> Derivatives:
+        beta, a = flat[:-1], np.exp(flat[-1])
+        eta = X @ beta
+        mu = np.exp(eta)
+        total = a + mu
+        value = float((gammaln(y + a) - (y + a) * np.log(total)).sum() + y @ eta)
+        value += rows * (a * np.log(a) - gammaln(a)) + constant - a**2 / 50 + flat[-1]
+        excess = (y - mu) / total
+        slope = (digamma(y + a) - np.log(total) - excess).sum()
+        slope += rows * (np.log(a) - digamma(a)) - a / 25
+        bend = (polygamma(1, y + a) - (1 - excess) / total).sum()
+        bend += rows * (1 / a - polygamma(1, a)) - 1 / 25
+        gradient = np.append(X.T @ (a * excess), a * slope + 1)
+        cross = (a * excess * mu / total)[:, np.newaxis]
+        weight = -a * mu * (y + a) / total**2
+        hessian = _bordered(X, weight, cross, np.array([[a**2 * bend + a * slope]]))
+        return _with_prior(beta, value, gradient, hessian)
+
+    return model, by_hand
 
 
 @regression
@@ -134,8 +165,37 @@ def student(rows: int, predictors: int) -> Built:
         beta = pm.Normal("beta", 0.0, _PRIOR, shape=predictors)
         sigma = pm.HalfNormal("sigma", 2.0)
         nu = pm.Gamma("nu", 2.0, 0.1)
-        pm.StudentT("y", nu=nu, mu=X @ beta, sigma=sigma, observed=eta + rng.standard_t(5, rows))
-    return model, None
+        y = eta + rng.standard_t(5, rows)
+        pm.StudentT("y", nu=nu, mu=X @ beta, sigma=sigma, observed=y)
+
+    def by_hand(flat: np.ndarray) -> Derivatives:
+        beta, (s, v) = flat[:-2], np.exp(flat[-2:])
+        error = (y - X @ beta) / s
+        square = error**2
+        total = v + square
+        away = np.log(total / v)
+        w = (v + 1) / total
+        value = rows * (gammaln((v + 1) / 2) - gammaln(v / 2) - np.log(v * np.pi * s**2) / 2)
+        value += float(-(v + 1) / 2 * away.sum() + np.log(np.sqrt(2 / np.pi) / 2.0) - s**2 / 8)
+        value += 2 * np.log(0.1) + np.log(v) - 0.1 * v + flat[-2] + flat[-1]
+        # By the degrees of freedom, and by them and half the square of the error.
+        of_v = rows * (digamma((v + 1) / 2) - digamma(v / 2) - 1 / v) / 2
+        of_v += (-away - w + (v + 1) / v).sum() / 2 + 1 / v - 0.1
+        of_vv = rows * (polygamma(1, (v + 1) / 2) - polygamma(1, v / 2) + 2 / v**2) / 4
+        of_vv += (-1 / total + 1 / v + (w / total - (v + 1) / v**2) / 2).sum() - 1 / v**2
+        mixed = (w - 1) / total
+        of_s = w @ square
+        gradient = np.r_[X.T @ (w * error / s), of_s - rows - s**2 / 4 + 1, v * of_v + 1]
+        bent = 2 * w / total * square
+        weight = (bent - w) / s**2
+        cross = np.column_stack([(bent - 2 * w) * error / s, -v * mixed * error / s])
+        rest = np.empty((2, 2))
+        rest[0, 0] = bent @ square - 2 * of_s - s**2 / 2
+        rest[0, 1] = rest[1, 0] = -v * (mixed @ square)
+        rest[1, 1] = v**2 * of_vv + v * of_v
+        return _with_prior(beta, value, gradient, _bordered(X, weight, cross, rest))
+
+    return model, by_hand
 
 
 @regression
@@ -149,4 +209,36 @@ def ordered_regression(rows: int, predictors: int) -> Built:
             "cutpoints", 0.0, 3.0, shape=4, transform=ordered, initval=[-2.0, -0.5, 0.5, 2.0]
         )
         pm.OrderedLogistic("y", X @ beta, cutpoints, compute_p=False, observed=y)
-    return model, None
+    at_most, above = y < 4, y > 0  # rows with a cutpoint above, and with one below
+
+    def by_hand(flat: np.ndarray) -> Derivatives:
+        beta, free = flat[:-4], flat[-4:]
+        steps = np.r_[1.0, np.exp(free[1:])]
+        cuts = np.cumsum(np.r_[free[0], steps[1:]])
+        eta = X @ beta
+        upper = np.where(at_most, expit(cuts[np.minimum(y, 3)] - eta), 1.0)
+        lower = np.where(above, expit(cuts[np.maximum(y, 1) - 1] - eta), 0.0)
+        p = upper - lower
+        value = float(np.log(p).sum() - (cuts @ cuts) / 18 + free[1:].sum())
+        value -= 4 * np.log(3 * np.sqrt(2 * np.pi))
+        # By the cutpoint above a row, and by the one below.
+        up, down = upper * (1 - upper) / p, -lower * (1 - lower) / p
+        up_up, down_down = up * (1 - 2 * upper - up), down * (1 - 2 * lower - down)
+        between = -up * down
+        of_cuts = np.bincount(y, up, 5)[:4] + np.bincount(y, down, 5)[1:] - cuts / 9
+        bend = np.bincount(y, up_up, 5)[:4] + np.bincount(y, down_down, 5)[1:] - 1 / 9
+        beside = np.bincount(y, between, 5)[1:4]
+        of_both = np.diag(bend) + np.diag(beside, 1) + np.diag(beside, -1)
+        cross = np.zeros((rows, 5))
+        cross[np.arange(rows), y] = -up_up - between
+        cross[np.arange(rows)[above], y[above] - 1] -= (down_down + between)[above]
+        # Cutpoints are sums of steps: the chain rule.
+        chain = np.tril(np.broadcast_to(steps, (4, 4)))
+        rest = chain.T @ of_both @ chain
+        rest[np.arange(1, 4), np.arange(1, 4)] += (chain.T @ of_cuts)[1:]
+        gradient = np.r_[X.T @ -(up + down), chain.T @ of_cuts + [0, 1, 1, 1]]
+        weight = up_up + 2 * between + down_down
+        hessian = _bordered(X, weight, cross[:, :4] @ chain, rest)
+        return _with_prior(beta, value, gradient, hessian)
+
+    return model, by_hand

@@ -136,7 +136,9 @@ def _sampled(model: str, built: Any) -> Iterator[process.Row]:
     from pymc_ngvi.model.centring import recentred
 
     case = CASES[model]
-    compiled = nutpie.compile_pymc_model(recentred(built, dict(case.centring)))
+    # Chains that start anywhere may stay in a mode with next to no mass.
+    start = {"initial_points": case.start(), "jitter_rvs": set()} if case.start else {}
+    compiled = nutpie.compile_pymc_model(recentred(built, dict(case.centring)), **start)
     names = [variable.name for variable in built.free_RVs]
     draws = FIRST_DRAWS
     while True:

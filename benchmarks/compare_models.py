@@ -30,6 +30,8 @@ class Case:
         Degrees of centring with which NUTS samples the reference.
     sampling : mapping
         Further arguments of nutpie for the reference.
+    start : callable or None
+        Gives the values at which all chains of the reference start, by variable.
     """
 
     title: str
@@ -38,6 +40,7 @@ class Case:
     unjudged: tuple[str, ...] = ()
     centring: Mapping[str, float] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    start: Callable[[], Mapping[str, Any]] | None = None
 
     def model(self, database: str | None) -> Any:
         """Build the model."""
@@ -55,6 +58,10 @@ def _shared(name: str, database: str | None) -> Any:
     import posteriordb
 
     return posteriordb.POSTERIORS[name].model(posteriordb.find_database(database))
+
+
+def _start_of_untuned(name: str) -> Mapping[str, Any]:
+    return importlib.import_module("untuned").MODELS[name].sampling["initvals"]
 
 
 def _case(title: str, module: str, name: str, *size: int, **others: Any) -> Case:
@@ -98,7 +105,12 @@ CASES: dict[str, Case] = {
         sampling={"target_accept": 0.99},
     ),
     "lasso": _case("lasso", "user_models", "lasso"),
-    "lotka_volterra": _case("predators and prey (ODE)", "untuned", "lotka_volterra"),
+    "lotka_volterra": _case(
+        "predators and prey (ODE)",
+        "untuned",
+        "lotka_volterra",
+        start=partial(_start_of_untuned, "lotka_volterra"),
+    ),
     "eight_schools": _case(
         "eight schools, centred",
         "shape_models",

@@ -10,11 +10,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from compare_models import CASES, COMMON
+from compare_table import fits
 from facts import GOOD
 from formatting import Row, groups, numbers
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from process import read
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 #: Errors are drawn between these; below the first, draws of the reference and of a fit are noise.
@@ -75,7 +75,7 @@ STYLES = {
 
 def draw(results: Path) -> None:
     """Draw all that was measured, and the common models by the common methods."""
-    rows = read(results / "compare-pymc6.csv")
+    rows = fits(results, "own")
     measured = {row["model"] for row in rows}
     _panels(rows, [m for m in CASES if m in measured], [*STYLES], 5, FOLDER / "all_methods.png")
     common = [m for m in COMMON if m in measured]

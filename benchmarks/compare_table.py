@@ -9,31 +9,70 @@ from compare_models import CASES
 from formatting import Row, groups, markdown, numbers, small
 from process import read
 
+#: Methods that are measured with empty and with full caches of compiled code.
+WAITED_FOR = ("ngvi", "nutpie", "advi adam", "laplace")
+CACHES = ("empty", "warm")
+
+
+def fits(results: Path, *caches: str) -> list[Row]:
+    """Read what was measured with these caches of compiled code."""
+    return [row for row in read(results / "compare-pymc6.csv") if row["caches"] in caches]
+
 
 def section(results: Path) -> str:
     """Write the tables, one for each model."""
-    rows = read(results / "compare-pymc6.csv")
+    rows = fits(results, "own")
     if not rows:
         return ""
+    waits = _waits(fits(results, *CACHES))
     checks = {row["model"]: row for row in read(results / "references-pymc6.csv")}
-    parts = [_introduction(rows)]
+    parts = [_introduction(rows), waits] if waits else [_introduction(rows)]
     for (model,), found in groups(rows, "model").items():
         parts += [f"### {CASES[model].title}", _table(found) + "\n\n" + _checked(checks.get(model))]
     return "\n\n".join(parts)
+
+
+def _waits(rows: list[Row]) -> str:
+    by_fit = groups(rows, "model", "method", "caches")
+    if not by_fit:
+        return ""
+    lines = [
+        (
+            CASES[model].title,
+            *(
+                " / ".join(_waited(by_fit.get((model, method, caches))) for caches in CACHES)
+                for method in WAITED_FOR
+            ),
+        )
+        for (model,) in groups(rows, "model")
+    ]
+    return f"""### Empty and full caches
+
+`python benchmarks/run.py compare --caches empty`, and `warm`: CPU seconds of compiling, fitting and
+drawing with empty caches of compiled code, and with those that the same fit has filled. A dash: not
+done in time, or failed.
+
+{markdown(("model", *WAITED_FOR), lines)}"""
+
+
+def _waited(rows: list[Row] | None) -> str:
+    if rows is None:
+        return ""
+    good = [row for row in rows if not row["problem"]]
+    return small(median(numbers(good, "wait_cpu_s"))) if good else "–"
 
 
 def _introduction(rows: list[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
     share = median(float(row["cpu_s"]) / float(row["process_s"]) for row in rows)
     limits = sorted(set(numbers(rows, "limit_s")))
-    caches = ", ".join(sorted({row["caches"] for row in rows}))
     machines = ", ".join(sorted({row["machine"] for row in rows}))
     versions = dict(part.rsplit(" ", 1) for row in rows for part in row["versions"].split(", "))
     return f"""## All methods beside each other
 
 `python benchmarks/run.py compare`, {seeds} seed{"s" if seeds > 1 else ""}, each fit in a fresh
-process that was ended after {" or ".join(f"{limit:g}" for limit in limits)} s of CPU; caches of
-compiled code: {caches}. {len({row["model"] for row in rows})} of {len(CASES)} models were measured.
+process that was ended after {" or ".join(f"{limit:g}" for limit in limits)} s of CPU.
+{len({row["model"] for row in rows})} of {len(CASES)} models were measured.
 Machine: {machines}, shared with other work: a process had {share:.0%} of a core in the median.
 Times are therefore CPU seconds: of compiling, fitting with the verdict, and 4,000 draws of the
 result (nutpie: 4 x 1,000), without imports. With small models most of the time of NUTS is building:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from compare_models import CASES, COMMON
+from compare_table import fits
 from formatting import Row, groups, markdown, numbers, small, span
 from process import read
 
@@ -48,7 +49,7 @@ def measured(results: Path) -> str:
     }
     told = (describe(read(results / f"{name}.csv")) for name, describe in parts.items())
     lines = [textwrap.fill(text, 118, subsequent_indent="  ") for text in filter(None, told)]
-    table = _table(read(results / "compare-pymc6.csv"))
+    table = _table(fits(results, "own"))
     return "\n".join(lines) + ("\n\n" + table if table else "")
 
 

@@ -178,6 +178,12 @@ def lower_named_dims(outputs: Sequence[Variable]) -> list[Variable]:
     return list(graph.outputs)
 
 
+def inner_graph(op: Any) -> FunctionGraph:
+    """Return a copy of the graph inside an operation; that of PyTensor 3 is frozen."""
+    graph = op.fgraph
+    return graph.unfreeze() if hasattr(graph, "unfreeze") else graph.clone()
+
+
 def inline_inner_graphs(outputs: Sequence[Variable]) -> list[Variable]:
     """Replace operations that are graphs themselves by those graphs, and views by what they view.
 

@@ -16,6 +16,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor import tensor
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
+from pymc_ngvi.model.loops import with_draws_in_loops
 from pymc_ngvi.model.variables import as_tensor
 
 Reduction = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -116,7 +117,8 @@ class DrawFunction:
             for variable in self._inputs
         ]
         with _quick_compilation():
-            outputs = vectorize_graph(self._outputs, dict(zip(self._inputs, many, strict=True)))
+            replaced = dict(zip(self._inputs, many, strict=True))
+            outputs = with_draws_in_loops(vectorize_graph(self._outputs, replaced))
             function = pytensor.function(
                 [*many, *self._data],
                 outputs,

@@ -28,7 +28,6 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
@@ -38,6 +37,7 @@ from pymc_ngvi.core.target import Evaluation
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.evaluators.base import Data, Evaluator, first_of_each, joined
 from pymc_ngvi.model.graph import Graph, calls, operations_in_loops, with_known_shapes
+from pymc_ngvi.model.loops import loops_over_draws, with_draws_in_loops
 from pymc_ngvi.model.variables import value_of
 
 # Numbers in the largest array of one call. Beyond a few hundred kilobytes arrays leave the cache,
@@ -52,6 +52,8 @@ _FIXED_DRAWS = 32
 # Calling an operation for one draw takes as long as so many numbers of many draws: interpreted four
 # times as long, but a function that takes long is compiled.
 _NUMBERS_PER_OPERATION = 32
+# Draws that share the calls in a loop, mostly.
+_DRAWS_IN_LOOPS = 16
 
 
 class _Compiled(Evaluator):
@@ -150,8 +152,10 @@ class Batched(_Compiled):
             single = with_known_shapes(inline_inner_graphs([graph.checked, graph.smooth]))
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, self._dim), dtype="float64")
-            density, smooth = vectorize_graph(single, {graph.x: many} | data)
-            _refuse_loops_over_draws([density, smooth])
+            together = with_draws_in_loops(vectorize_graph(single, {graph.x: many} | data))
+            if loops_over_draws(together):
+                raise LoopOverDrawsError("a loop runs for one draw after the other")
+            density, smooth = together
             if not density.type.ndim:  # it does not depend on the draw
                 density = density + pt.zeros(many.shape[0])
             gradient = pytensor.grad(smooth.sum(), many, disconnected_inputs="ignore")
@@ -215,18 +219,26 @@ class Batched(_Compiled):
     def _draws_per_call(self, data: Data) -> int:
         if self._is_fixed:
             return _FIXED_DRAWS
-        return max(_NUMBERS_PER_CALL // self.numbers(data), 1)
+        return max(_NUMBERS_PER_CALL // self._largest(data), 1)
 
     def _burden(self, data: Data) -> float:
         if self._has_loops:  # whose derivatives cost a hundred times as much as they do
             return np.inf
-        return self.numbers(data)
+        return self._largest(data)
 
     @cached_property
     def _has_loops(self) -> bool:
         return operations_in_loops(self._graph.log_density) > 0
 
+    @cached_property
+    def _calls(self) -> int:
+        return calls([self._graph.log_density]) if self._has_loops else 0
+
     def numbers(self, data: Data = ()) -> int:
+        """Return the numbers that one draw adds to a call, or that its calls in loops cost."""
+        return max(self._largest(data), self._calls * _NUMBERS_PER_OPERATION // _DRAWS_IN_LOOPS)
+
+    def _largest(self, data: Data) -> int:
         """Return the numbers of the largest array that one draw adds to a call, roughly.
 
         Where a length is not known, as that of data which may be replaced, it is taken to be the
@@ -292,18 +304,11 @@ class Looped(_Compiled):
 
 
 class LoopOverDrawsError(NotImplementedError):
-    """Evaluating draws together would gain nothing."""
-
-
-def _refuse_loops_over_draws(outputs: Sequence[Variable]) -> None:
-    """Raise where PyTensor runs a loop of the model for one draw after the other.
+    """PyTensor would run a loop of the model for one draw after the other.
 
     Nothing is then gained by evaluating draws together, and much is lost where their number is
     fixed: a Kalman filter of 60 points would run for 16 draws whenever one is asked for.
     """
-    for node in io_toposort([], outputs):
-        if isinstance(node.op, Blockwise) and isinstance(node.op.core_op, Scan):
-            raise LoopOverDrawsError("a loop runs for one draw after the other")
 
 
 def _shapes(data: Data) -> tuple[tuple[int, ...], ...]:

@@ -45,7 +45,7 @@ def warn_of_ending(status: Status, accuracy: float, *, retried: bool) -> None:
     if status in budgets:
         warn(
             f"ngvi stopped on its budget before reaching accuracy={accuracy:g}: "
-            f"raise {budgets[status]}, or call refine",
+            f"raise {budgets[status]}, or go on from the result with start=",
             BudgetSpent,
         )
     elif status == Status.STALLED:

@@ -225,8 +225,9 @@ def _by_name(values: Any, option: str) -> dict[str, Any]:
 def _on_own_scale(model: pymc.Model, name: str, value: Any) -> Any:
     """Return the value; a single number is repeated to the shape of the variable."""
     shape = model[name].type.shape
-    value = _numbers("start", name, value)
-    return np.full(shape, value) if value.ndim == 0 and None not in shape else value
+    if None in shape:
+        return _numbers("start", name, value)
+    return _shaped("start", name, value, shape)
 
 
 def _numbers(option: str, name: str, value: Any) -> Array:

@@ -94,6 +94,8 @@ def loo(
 def _loo_of_draws(data: Any, var_name: str | None) -> tuple[Any, Any]:
     """Return the estimate from draws, and the share of them that is effective by observation."""
     variable = _observed_variable(data, var_name)
+    if not data["log_likelihood"][variable].size:
+        raise ValueError(f"{variable} has no observations to leave out")
     estimate = loo_from_approximation if _is_weighed(data) else loo_from_draws
     with warnings.catch_warnings():
         # Whoever called says for how many observations.

@@ -70,3 +70,10 @@ def test_data_of_other_lengths_are_named():
 @pytest.mark.filterwarnings("ignore::pymc_ngvi.UnreliableFit")
 def test_a_whole_number_is_an_integer():
     assert len(fit(build(), n_starts=2.0, accuracy=0.5).report.starts) == 2
+
+
+def test_a_start_of_another_shape_is_named():
+    with pm.Model() as model:
+        pm.HalfNormal("x", shape=2)
+    with pytest.raises(ValueError, match=r"start: x has shape \(3,\), the model asks for \(2,\)"):
+        fit(model, start={"x": [1.0, 2.0, 3.0]})

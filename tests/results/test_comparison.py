@@ -245,3 +245,13 @@ def test_wrong_arguments_are_named():
         ngvi.loo(approx, draws=10)
     with pytest.raises(TypeError, match="dictionary of models by name"):
         ngvi.compare([approx, approx])
+
+
+def test_a_model_without_observations_has_none_to_leave_out():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("x", 3, 2), 1, observed=np.array([]))
+    draws = ngvi.fit_ngvi(
+        model=model, draws=100, random_seed=1, log_likelihood=True, progressbar=False
+    )
+    with pytest.raises(ValueError, match="y has no observations to leave out"):
+        ngvi.loo(draws)

@@ -78,7 +78,7 @@ class TestVerdict:
             fit(model, family="meanfield")
 
     def test_a_budget_is_told_with_what_to_do(self):
-        with pytest.warns(ngvi.BudgetSpent, match="raise max_evaluations, or call refine"):
+        with pytest.warns(ngvi.BudgetSpent, match="raise max_evaluations, or go on .* start="):
             report = fit(regression(), accuracy=1e-5, max_evaluations=300).report
         assert report.status == "max_evaluations"
         assert report.evaluations <= 300

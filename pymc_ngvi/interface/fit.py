@@ -148,7 +148,8 @@ class Fit:
         remedies, tried : sequence of str
             What may help, and what has not.
         """
-        if message := self.verdict.warning(remedies, tried):
+        assert self.approx.report is not None
+        if message := self.approx.report.verdict.warning(remedies, tried):
             warn(f"ngvi: {message}", UnreliableFit)
         if self._ending is not None:
             accuracy = self.prepared.options.accuracy

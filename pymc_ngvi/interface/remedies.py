@@ -20,6 +20,8 @@ from pymc_ngvi.interface.prepare import Prepared
 from pymc_ngvi.interface.progress import ProgressBar
 from pymc_ngvi.model.centring import candidates
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.checks import compare_with_moves
+from pymc_ngvi.results.parameters import severity
 from pymc_ngvi.results.report import Report
 
 #: Draws on which matching is tried.
@@ -123,6 +125,12 @@ class Remedies:
     def _unreliable(self) -> bool:
         return _report(self.approx).verdict.unreliable
 
+    @property
+    def _is_beyond_weights(self) -> bool:
+        """Whether only moved draws show what is wrong, and weights that can be trusted do not."""
+        verdict = _report(self.approx).verdict
+        return verdict.moved > 0 and verdict.weighable
+
     def _improve(self) -> None:
         """Do what the options ask for, and what the verdict calls for."""
         fit, options = self.fit, self.options
@@ -140,7 +148,7 @@ class Remedies:
                 return
             if _nests_by_itself(fit.prepared) and self._unreliable and not self.tried:
                 self._nest()
-        if _matches_by_itself(fit.prepared) and self._unreliable:
+        if _matches_by_itself(fit.prepared) and self._unreliable and not self._is_beyond_weights:
             self._match()
 
     @property
@@ -183,15 +191,29 @@ class Remedies:
             self.tried.append("nesting in one or two variables")
 
     def _match(self) -> None:
-        """Let `sample` match the draws, where that makes their weights reliable."""
-        approx = self.approx
-        matched, khat = approx.try_matching(MATCHED_DRAWS, self.fit.prepared.rng)
-        self.tried.append(f"matched draws (k-hat {matched.khat:.2f})")
-        if matched.weighable:
-            note = f"sample() matches draws (k-hat {khat:.2f}, matched {matched.khat:.2f})"
-            report = _report(approx)
-            approx.report = replace(report, notes=(*report.notes, note))
-            approx.importance = "match"
+        """Let `sample` match the draws, where that makes their weights reliable.
+
+        A tail that no draw reaches has no weight. So the draws must stay as they are when some are
+        moved towards the posterior, unless moves are rejected.
+        """
+        approx, prepared = self.approx, self.fit.prepared
+        matched = approx.try_matching(MATCHED_DRAWS, prepared.rng)
+        assert matched.unmatched is not None
+        verdict = matched.verdict
+        self.tried.append(f"matched draws (k-hat {verdict.khat:.2f})")
+        if not verdict.weighable:
+            return
+        moved = compare_with_moves(
+            prepared.target, approx.distribution, matched.draws, prepared.rng
+        )
+        if moved is not None and (severity(moved, moved=True) > 1).any():
+            return
+        before = matched.unmatched.khat
+        note = f"sample() matches draws (k-hat {before:.2f}, matched {verdict.khat:.2f})"
+        report = _report(approx)
+        notes = (*report.notes, note)
+        approx.report = replace(report, matched_khat=verdict.khat, notes=notes)
+        approx.importance = "match"
 
     def _with_costs(self) -> Report:
         """Return the report with what all that was tried has cost."""
@@ -209,8 +231,6 @@ class Remedies:
     def _tell(self, *, ended: bool) -> None:
         """Warn where the fit is unreliable or has not converged, with what was tried."""
         approx = self.approx
-        if approx.importance is not None:
-            return
         if approx is self.fit.approx and ended:
             self.fit.tell(self._left(), self.tried)
         elif message := _report(approx).verdict.warning(self._left(), self.tried):
@@ -227,11 +247,8 @@ class Remedies:
         if bad and not self.tried and options.nested is None:
             named += [f'nested=["{name}"]' for name in self.nester.ranked()[:1]]
         matched = any(word.startswith("matched") for word in self.tried)
-        last = _report(self.approx).verdict
-        # Where weights can be trusted, what only moved draws show is beyond their reach.
-        beyond = last.moved and last.weighable
-        if not (matched or beyond or prepared.target.reads_batches):
-            how = "resample" if last.weighable else "match"
+        if not (matched or self._is_beyond_weights or prepared.target.reads_batches):
+            how = "resample" if _report(self.approx).verdict.weighable else "match"
             named.append(f'sample(importance="{how}")')
         return named
 

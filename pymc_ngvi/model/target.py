@@ -29,7 +29,7 @@ from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse import Structure
 from pymc_ngvi.core.target import Evaluation, Target
-from pymc_ngvi.errors import first_line
+from pymc_ngvi.errors import first_line, warn
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.data import told_shapes
 from pymc_ngvi.model.evaluators import Data
@@ -101,7 +101,7 @@ class ModelTarget(Target):
     layout : Layout
         Order, shapes and names of the flat vector.
     initial_point : array, (d,)
-        PyMC's initial point of the model.
+        PyMC's initial point of the model, inside the support.
     """
 
     def __init__(self, model: pymc.Model, terms: Terms, compiler: Compiler, curvature: str) -> None:
@@ -114,7 +114,7 @@ class ModelTarget(Target):
         if not self.dim:
             empty = ", ".join(f"{slot.variable} has shape {slot.shape}" for slot in self.layout)
             raise TypeError(f"the model has no parameters, so there is nothing to fit: {empty}")
-        self.initial_point = self.layout.flatten(point)
+        self.initial_point = _inside(self.layout, self.layout.flatten(point))
         self._data = terms.data
         with pytensor.config.change_flags(traceback__limit=0):
             graph = build_graph(terms, self.layout)
@@ -369,3 +369,16 @@ def _variables_of(model: pymc.Model) -> list[Any]:
     values = [model.rvs_to_values[variable] for variable in model.basic_RVs]
     transforms = [model.rvs_to_transforms.get(variable) for variable in model.basic_RVs]
     return [*model.basic_RVs, *values, *transforms, *model.potentials]
+
+
+def _inside(layout: Layout, point: Array) -> Array:
+    """Move what is infinite on the unconstrained scale to 0 there, and say so."""
+    finite = np.isfinite(point)
+    if finite.all():
+        return point
+    label = layout.label(int(np.argmin(finite)))
+    warn(
+        f"ngvi: the initial value of {label} is on the boundary of its support, infinitely far "
+        "away on the unconstrained scale; the fit starts at 0 there"
+    )
+    return np.where(finite, point, 0.0)

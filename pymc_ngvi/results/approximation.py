@@ -48,8 +48,15 @@ from pymc_ngvi.results.records import (
     report_to_attributes,
 )
 from pymc_ngvi.results.report import Report
-from pymc_ngvi.results.verdict import Verdict
-from pymc_ngvi.results.weighing import POOL, RESAMPLED, check_importance, match, resample, weigh
+from pymc_ngvi.results.weighing import (
+    POOL,
+    RESAMPLED,
+    WeighedDraws,
+    check_importance,
+    match,
+    resample,
+    weigh,
+)
 
 # Numbers in a block of draws: 16 MB.
 _NUMBERS = 2**21
@@ -269,7 +276,8 @@ class NGVIApproximation:
         `log_q` is that of the moved Gaussian, and the attributes have `khat_unmatched` as well.
         """
         n = check_count("draws", draws)
-        importance = self.importance if importance == "auto" else importance
+        chosen = importance != "auto"  # by the user, and not by the fit
+        importance = importance if chosen else self.importance
         check_importance(importance, replace=replace)
         if not return_inferencedata and (log_likelihood or importance == "psis"):
             raise ValueError(
@@ -280,16 +288,16 @@ class NGVIApproximation:
         transform = self._transform_for(self.model if model is None else model)
         if importance is None and not return_inferencedata:
             return to_multitrace(transform(self._draw_flat(n, rng)[0], rng), transform)
-        if importance in RESAMPLED:
+        if importance == "match":
+            weighed = self._matched(n, rng, transform, replace=replace)
+        elif importance in RESAMPLED:
             pool = weigh(*self._draw_flat(n * POOL, rng), transform, required=True)
-            if importance == "match":
-                pool = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
             weighed = resample(pool, n, rng, replace=replace)
         else:
             required = log_likelihood or importance is not None
             weighed = weigh(*self._draw_flat(n, rng), transform, required=required)
         if importance is not None:
-            weighed.warn_if_unreliable()
+            weighed.warn_if_unreliable(chosen=chosen)
         values = transform(weighed.draws, rng)
         if not return_inferencedata:
             return to_multitrace(values, transform)
@@ -331,13 +339,21 @@ class NGVIApproximation:
         assert weighed.log_p is not None
         return transform.without_each(weighed.draws, weighed.log_p - weighed.log_q, variable)
 
-    def try_matching(self, n: int, rng: np.random.Generator) -> tuple[Verdict, float]:
-        """Judge n matched draws; return this, and the k-hat of the draws as they are."""
-        transform = self._transform_for(self.model)
+    def try_matching(self, n: int, rng: np.random.Generator) -> WeighedDraws:
+        """Match draws, and choose n of them."""
+        return self._matched(n, rng, self._transform_for(self.model))
+
+    def _matched(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        transform: DrawTransform,
+        *,
+        replace: bool = False,
+    ) -> WeighedDraws:
         pool = weigh(*self._draw_flat(n * POOL, rng), transform, required=True)
-        matched = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
-        assert pool.importance is not None
-        return matched.verdict, pool.importance.khat
+        pool = match(pool, *self._draw_flat(PILOT_DRAWS, rng), transform)
+        return resample(pool, n, rng, replace=replace)
 
     def take_records(self, other: NGVIApproximation) -> None:
         """Take over what another approximation knows of the fit, but for its report."""

@@ -120,14 +120,9 @@ class Check:
         """
         q, rng = self._fresh.q, self._fresh.generator_of_moves()
         draws = q.unwhiten(standard_normal(n, q.dim, rng, antithetic=False))
-        shares, settled = [], []
-        moves = move(self._target, q.gaussian, draws, rng, moves=MOVES, steps=STEPS)
-        for i, (x, accepted) in enumerate(moves):
-            shares.append(accepted)
-            if np.mean(shares) < LEAST_ACCEPTED:
-                return None
-            if i >= SETTLING:
-                settled.append(self._values(x))
+        settled = _settled(self._target, q, draws, self._values, rng)
+        if settled is None:
+            return None
         errors = self._moments.errors_of_fit()
         for error in errors:
             error[: q.dim] = 0.0
@@ -136,15 +131,76 @@ class Check:
         )
 
     def _values(self, draws: Array) -> Array:
-        return np.hstack([draws, self._own(draws)])
+        return _on_both_scales(draws, self._own)
 
     def _table(self, columns: dict[str, Array]) -> pandas.DataFrame:
-        slots = [*self._target.layout.slots, *self._own.slots()]
-        labels = [label for slot in slots for label in slot.labels]
-        variables = [slot.variable for slot in slots for _ in range(slot.size)]
-        table = make_table(labels, variables, columns)
-        # The diagonal of a correlation matrix, and other constants, are no parameters.
-        return table[table["sd"] != 0]
+        return _table(columns, self._target, self._own)
+
+
+def compare_with_moves(
+    target: ModelTarget, q: Distribution, draws: Array, rng: np.random.Generator
+) -> pandas.DataFrame | None:
+    """Compare draws with some of them that are moved; None where most moves are rejected.
+
+    Parameters
+    ----------
+    target : ModelTarget
+    q : Distribution
+        In whose coordinates they are moved.
+    draws : array, (n, d)
+        Independent of each other.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    pandas.DataFrame or None
+        As of `Check.weighed`.
+    """
+    own = OwnScale(target.model, target.layout)
+    values = _on_both_scales(draws, own)
+    first = draws[: int(min(len(draws), MOST_MOVED, max(NUMBERS / q.dim, FEWEST_MOVED)))]
+    settled = _settled(target, q, first, lambda x: _on_both_scales(x, own), rng)
+    if settled is None:
+        return None
+    root = np.sqrt(len(draws))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        mean, sd = values.mean(axis=0), values.std(axis=0)
+        of_sd = np.sqrt(np.mean(((values - mean) / sd) ** 4, axis=0) - 1) / 2
+    errors = np.full(len(mean), 1 / root), of_sd / root
+    return _table(compare_moved(settled, mean, sd, errors), target, own)
+
+
+def _settled(
+    target: ModelTarget,
+    q: Distribution,
+    draws: Array,
+    values: Callable[[Array], Array],
+    rng: np.random.Generator,
+) -> list[Array] | None:
+    """Return values at draws after each move, once settled; None where most are rejected."""
+    shares, settled = [], []
+    for i, (x, accepted) in enumerate(
+        move(target, q.gaussian, draws, rng, moves=MOVES, steps=STEPS)
+    ):
+        shares.append(accepted)
+        if np.mean(shares) < LEAST_ACCEPTED:
+            return None
+        if i >= SETTLING:
+            settled.append(values(x))
+    return settled
+
+
+def _on_both_scales(draws: Array, own: OwnScale) -> Array:
+    return np.hstack([draws, own(draws)])
+
+
+def _table(columns: dict[str, Array], target: ModelTarget, own: OwnScale) -> pandas.DataFrame:
+    slots = [*target.layout.slots, *own.slots()]
+    labels = [label for slot in slots for label in slot.labels]
+    variables = [slot.variable for slot in slots for _ in range(slot.size)]
+    table = make_table(labels, variables, columns)
+    # The diagonal of a correlation matrix, and other constants, are no parameters.
+    return table[table["sd"] != 0]
 
 
 def fresh_log_ratios(

@@ -87,6 +87,9 @@ class Report:
     moved_draws : int
         Number of draws, after moves towards the posterior, by which `parameters` were judged; 0
         where importance weights were enough, or moves too expensive.
+    matched_khat : float or None
+        k-hat of the draws that `sample` moves to the moments of the posterior, as they can be
+        relied on and the fit cannot; None where it does not. All other fields are of the fit.
     parameters : pandas.DataFrame
         How far each parameter is off, unconstrained and, where it is transformed, on its own scale:
         `mean` and `sd` of the fit; `shift`, the posterior's mean less that of the fit, in the
@@ -125,6 +128,7 @@ class Report:
     backend: str = ""
     family_reason: str = ""
     moved_draws: int = 0
+    matched_khat: float | None = None
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
@@ -214,6 +218,7 @@ class Report:
             draws=self.verdict_draws,
             problem=self.problem,
             moved=self.moved_draws,
+            matched_khat=self.matched_khat,
             parameters=self.parameters,
         )
 
@@ -306,5 +311,6 @@ def _fields_of(verdict: Verdict) -> dict[str, Any]:
         "verdict_draws": verdict.draws,
         "problem": verdict.problem,
         "moved_draws": verdict.moved,
+        "matched_khat": verdict.matched_khat,
         "parameters": verdict.parameters,
     }

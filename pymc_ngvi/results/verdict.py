@@ -73,6 +73,9 @@ class Verdict:
     moved : int
         Number of draws, after moves towards the posterior, by which the parameters were judged; 0
         where weights were enough, or moves too expensive.
+    matched_khat : float or None
+        k-hat of the draws that `sample` moves to the moments of the posterior, and which are then
+        relied on in place of the fit; None where it does not.
     parameters : pandas.DataFrame
         How far each parameter is off, by moved draws or else by weights; empty where the fit was
         not judged.
@@ -85,6 +88,7 @@ class Verdict:
     draws: int = 0
     problem: str = ""
     moved: int = 0
+    matched_khat: float | None = None
     parameters: pandas.DataFrame = field(default_factory=empty_table, compare=False, repr=False)
 
     @property
@@ -93,8 +97,10 @@ class Verdict:
 
         False takes weights that can be trusted, or moved draws where they cannot, and no parameter
         that is off. In many dimensions weights are of no use long before a parameter is off: small
-        differences in each of them add up.
+        differences in each of them add up. False, too, where `sample` matches draws.
         """
+        if self.matched_khat is not None:
+            return False
         return not (self.weighable or self.moved) or len(self.off) > 0
 
     @property
@@ -166,6 +172,8 @@ class Verdict:
             word = "good" if self.khat < GOOD_KHAT else "fair"
         if len(self.off):
             word = f"{len(self.off)} of {len(self.parameters)} parameters off"
+        if self.matched_khat is not None:
+            word += f"; {self.matched_khat:.2f} of the draws that sample() matches"
         return f"{self.khat:.2f}, {self.ess:.0f} of {self.draws} draws effective: {word}"
 
     def warning(self, remedies: Sequence[str] = (), tried: Sequence[str] = ()) -> str:

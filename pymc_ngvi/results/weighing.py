@@ -95,17 +95,24 @@ class WeighedDraws:
         n = self.importance.log_weights.size
         return Verdict(khat=self.importance.khat, ess=self.importance.ess, draws=n)
 
-    def warn_if_unreliable(self) -> None:
-        """Warn where weights cannot correct for what the approximation misses."""
+    def warn_if_unreliable(self, *, chosen: bool) -> None:
+        """Warn where weights cannot correct for what the approximation misses.
+
+        Parameters
+        ----------
+        chosen : bool
+            Whether the user chose to weigh the draws, who may do something else instead.
+        """
         if self.importance is None:
             return
         verdict, n = self.verdict, self.importance.log_weights.size
         if np.isnan(verdict.khat):
             warn(f"{n} draws are too few to tell whether importance weights help", UnreliableFit)
         elif not verdict.weighable:
+            other = 'fit with remedy="auto", or ' if chosen else ""
             warn(
-                f"importance weights cannot correct this fit (k-hat {verdict}): fit with "
-                'remedy="auto", or sample the model by pm.sample(**approx.nuts_kwargs())',
+                f"importance weights cannot correct this fit (k-hat {verdict}): {other}sample the "
+                "model by pm.sample(**approx.nuts_kwargs())",
                 UnreliableFit,
             )
 

@@ -273,6 +273,35 @@ class TestRemedies:
             approx = fit(model, remedy="auto", max_evaluations=2000)
         assert not isinstance(approx, NGVINested)
 
+    @pytest.mark.filterwarnings("ignore::pymc_ngvi.BudgetSpent")
+    @pytest.mark.parametrize("seed", [1, 2, 3])
+    def test_draws_that_miss_a_tail_are_not_relied_on_because_they_are_matched(self, seed):
+        """Half of the sd is beyond the draws: weights are even, matched or not."""
+        with pm.Model() as model:
+            pm.ExGaussian("v", mu=0, sigma=0.2, nu=3)
+        with pytest.warns(ngvi.UnreliableFit, match="the fit is off in v"):
+            approx = fit(model, remedy="auto", random_seed=seed, max_evaluations=4000)
+        assert approx.importance is None
+
+    def test_matched_draws_are_relied_on(self):
+        with pm.Model() as model:
+            pm.Moyal("v", mu=0, sigma=1)
+        approx = fit(model, remedy="auto")
+        report = approx.report
+        assert approx.importance == "match"
+        assert len(report.verdict.off)
+        assert not report.verdict.unreliable
+        assert "that sample() matches" in str(report)
+        draws = approx.sample(1000, random_seed=1)["posterior"]["v"]
+        assert abs(float(draws.std()) / (np.pi / np.sqrt(2)) - 1) < 0.15
+
+    def test_matched_draws_do_not_hide_how_the_fit_ended(self):
+        with pm.Model() as model:
+            pm.Moyal("v", mu=0, sigma=1)
+        with pytest.warns(ngvi.BudgetSpent):
+            approx = fit(model, remedy="auto", accuracy=1e-4, max_evaluations=600)
+        assert approx.importance == "match"
+
     def test_what_takes_minutes_is_named_and_not_tried(self, model, monkeypatch):
         monkeypatch.setattr(remedies, "MOST_NUMBERS_NESTED", 10)
         monkeypatch.setattr(remedies, "MOST_NUMBERS_MATCHED", 10)

@@ -77,3 +77,12 @@ def test_a_start_of_another_shape_is_named():
         pm.HalfNormal("x", shape=2)
     with pytest.raises(ValueError, match=r"start: x has shape \(3,\), the model asks for \(2,\)"):
         fit(model, start={"x": [1.0, 2.0, 3.0]})
+
+
+def test_an_initial_value_on_the_boundary_is_left():
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", initval=0.0)
+        pm.Normal("y", scale, 1, observed=np.array([1.0, 3.0, 2.0]))
+    with pytest.warns(UserWarning, match="initial value of scale_log__ is on the boundary"):
+        report = fit(model).report
+    assert report.status == "converged"

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.elimination import Elimination, Integers
+from pymc_ngvi.core.sparse.structure import Structure
 
 # Numbers of A that are squared at a time.
 _NUMBERS = 2**20
@@ -49,6 +50,11 @@ class LowRankStructure(Structure):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LowRankStructure, (self.base, self.factor)
+
+    @property
+    def elimination(self) -> Elimination:
+        """How the sparse part is factorised."""
+        return self.base.elimination
 
     def split(self, values: Array) -> tuple[Array, Array]:
         """Return the values of S and the weights, of values (..., nnz)."""

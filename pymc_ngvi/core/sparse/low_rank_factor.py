@@ -48,7 +48,7 @@ class LowRankFactor(Factor):
     def __init__(
         self, structure: LowRankStructure, base: Factor, roots: Array, products: Array, small: Array
     ) -> None:
-        super().__init__(structure, base.lower, base.pivots)
+        super().__init__(structure, base.entries)
         self.base, self.roots, self.products, self.small = base, roots, products, small
 
     @cached_property

@@ -205,7 +205,8 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
         matrix = tail.matrix(*elimination.split(entries))
         # Not as a complex matrix, in whose pivoting and norms the imaginary part would be lost.
         inverse = inverted(matrix.real)
-        inner = inverse - 1j * inverse @ matrix.imag @ inverse
+        derivative = -inverse @ (matrix.imag / _TINY) @ inverse
+        inner = inverse + 1j * _TINY * derivative
     return _gather(structure, _inverted(elimination, entries, inner).imag) / size
 
 

@@ -7,6 +7,7 @@ example, and then all groups of groups. Nothing is compiled.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +23,8 @@ from pymc_ngvi.core.sparse.elimination import (
 )
 from pymc_ngvi.core.sparse.tail import raised_pivots
 
+# Pairs that are handled at a time.
+_PAIRS = 2**16
 # Numbers that triangles are applied to at a time, and vectors at least.
 _NUMBERS, _FEWEST_AT_ONCE = 2**17, 8
 
@@ -35,12 +38,13 @@ class Level(NamedTuple):
     part : slice
         Their entries below the diagonal.
     own : array of int
-        Those of columns whose pairs are listed.
-    first, second, target : array of int
-        Pairs of entries of a column, each with itself too, the one of the smaller row first; and
-        the entry that has the row of the second and is in the column of the row of the first.
-    weight : array
-        Half for an entry with itself.
+        Those of columns whose pairs are listed, as places in the part.
+    first, second : array of int
+        Pairs of entries of a column, each with itself too, the one of the smaller row first: as
+        places in the part.
+    target : array of int
+        The entry of the factor that has the row of the second and is in the column of the row of
+        the first.
     """
 
     columns: slice
@@ -49,7 +53,12 @@ class Level(NamedTuple):
     first: Integers
     second: Integers
     target: Integers
-    weight: Array
+
+    def pairs(self) -> Iterator[tuple[Integers, Integers, Integers]]:
+        """Yield the pairs and their targets, some at a time: what they give stays in the cache."""
+        for begin in range(0, self.first.size, _PAIRS):
+            some = slice(begin, begin + _PAIRS)
+            yield self.first[some], self.second[some], self.target[some]
 
 
 class Levels(Elimination):
@@ -111,15 +120,9 @@ class Levels(Elimination):
         target = np.searchsorted(places, index[first] * n + index[second])
         same = first == second
         target[same] = places.size + index[first[same]]
-        return Level(
-            slice(begin, end),
-            slice(int(start[begin]), int(start[end])),
-            first[same],
-            first,
-            second,
-            target,
-            np.where(same, 0.5, 1.0),
-        )
+        part = slice(int(start[begin]), int(start[end]))
+        first, second = first - part.start, second - part.start
+        return Level(slice(begin, end), part, first[same], first, second, target)
 
     def _block(self, level: Level) -> tuple[Any, Any]:
         """Rows after a level of its columns, to fill with values, and the transposed of it."""
@@ -137,7 +140,8 @@ class Levels(Elimination):
     def factorise(self, entries: Array, reference: Array, rule: Array, raised: Array) -> int:
         """Factorise the columns before the tail in place, and subtract from it what they take."""
         lower, pivots = self.split(entries)
-        for columns, part, _, first, second, target, _ in self._levels:
+        for level in self._levels:
+            columns, part = level.columns, level.part
             real, own = pivots[columns].real, reference[columns]
             small = ~(real > rule[0] * own) | np.isinf(real)
             if small.any():
@@ -146,11 +150,11 @@ class Levels(Elimination):
                 value = raised_pivots(real, self._largest(columns, lower, reference), own, rule)
                 raised[columns] = np.where(small, value - real, 0.0)
                 pivots[columns] += raised[columns]
-            owner = self._owner[part]
-            lower[part] /= pivots[owner]
-            if first.size:
-                taken = entries[first] * pivots[self._owner[first]] * entries[second]
-                np.subtract.at(entries, target, taken)
+            before = lower[part].copy()
+            lower[part] /= pivots[self._owner[part]]
+            after = lower[part]
+            for first, second, target in level.pairs():
+                np.subtract.at(entries, target, before[first] * after[second])
         return -1
 
     def _largest(self, columns: slice, lower: Array, reference: Array) -> Array:
@@ -169,21 +173,26 @@ class Levels(Elimination):
         """Write the inverse of the columns that are neither in the tail nor done there."""
         lower, _ = self.split(entries)
         below, diagonal = self.split(inverse)
-        for _, _, own, first, second, target, weight in reversed(self._levels):
-            if first.size:
-                below[own] = 0.0
-                values = weight * inverse[target]
-                np.subtract.at(below, first, values * lower[second])
-                np.subtract.at(below, second, values * lower[first])
-                np.subtract.at(diagonal, self._owner[own], lower[own] * below[own])
+        for level in reversed(self._levels):
+            left, found = lower[level.part], below[level.part]
+            found[level.own] = 0.0
+            for first, second, target in level.pairs():
+                values = inverse[target]
+                np.subtract.at(found, first, values * left[second])
+                values *= first != second  # an entry with itself counts once
+                np.subtract.at(found, second, values * left[first])
+            owner = self._owner[level.part][level.own]
+            np.subtract.at(diagonal, owner, left[level.own] * found[level.own])
 
     def quadratic_forms(self, change: Array, inverse: Array) -> Array:
         """Variance (d,) of each column of a change of L times x; 0 where the tail has it."""
         spread = np.zeros(self.order.size)
-        for _, _, _, first, second, target, weight in self._levels:
-            if first.size:
-                terms = 2 * weight * inverse[target] * change[first] * change[second]
-                spread += np.bincount(self._owner[first], terms, spread.size)
+        for level in self._levels:
+            moved, owner = change[level.part], self._owner[level.part]
+            for first, second, target in level.pairs():
+                terms = inverse[target] * moved[first] * moved[second]
+                terms[first != second] *= 2
+                np.add.at(spread, owner[first], terms)
         return spread
 
     def triangle(self, entries: Array) -> Triangle:

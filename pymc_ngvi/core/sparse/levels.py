@@ -6,7 +6,6 @@ example, and then all groups of groups. Nothing is compiled.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -263,6 +262,6 @@ class _Blocks(Triangle):
 
 def with_values(matrix: Any, values: Array) -> Any:
     """Return a sparse matrix with other values, without the checks that building one takes."""
-    result = copy.copy(matrix)
-    result.data = values
+    result = object.__new__(type(matrix))
+    vars(result).update(vars(matrix), data=values)
     return result

@@ -18,7 +18,8 @@ from typing import Any
 
 import process
 
-# Sizes in the terms of each model (groups, steps, side of a lattice, persons), a small one first.
+# Sizes in the terms of each model (groups, steps, side of a lattice, persons, predictors), a small
+# one first.
 SIZES = {
     "varying_intercepts": (300, 2_000, 10_000, 50_000),
     "varying_intercepts_poisson": (300, 2_000, 10_000, 50_000),
@@ -32,6 +33,7 @@ SIZES = {
     "irt_2pl_long": (200, 5_000),
     "multinomial": (150, 2_000, 10_000),
     "ordinal": (300, 2_000, 10_000),
+    "wide": (1_000, 5_000, 20_000),
 }
 
 COLUMNS = ("model", "size", "seed", "dim", "model_s", "route", "family", "reason", "nnz", "fill")

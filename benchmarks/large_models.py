@@ -247,3 +247,16 @@ def logistic(rows: int, predictors: int) -> pm.Model:
         beta = pm.Normal("beta", 0.0, 2.5, shape=predictors)
         pm.Bernoulli("y", logit_p=X @ beta, observed=y.astype(int))
     return model
+
+
+@large
+def wide(predictors: int) -> pm.Model:
+    """Logistic regression on ten times as many predictors as rows, with a prior that sees that."""
+    rows, scale = predictors // 10, 1 / np.sqrt(predictors)
+    rng = np.random.default_rng(predictors)
+    X = rng.normal(size=(rows, predictors))
+    y = rng.random(rows) < expit(X @ rng.normal(0.0, scale, predictors))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, scale, shape=predictors)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y.astype(int))
+    return model

@@ -372,13 +372,13 @@ def _variables_of(model: pymc.Model) -> list[Any]:
 
 
 def _inside(layout: Layout, point: Array) -> Array:
-    """Move what is infinite on the unconstrained scale to 0 there, and say so."""
+    """Move what is not finite on the unconstrained scale to 0 there, and say so."""
     finite = np.isfinite(point)
     if finite.all():
         return point
-    label = layout.label(int(np.argmin(finite)))
+    i = int(np.argmin(finite))
     warn(
-        f"ngvi: the initial value of {label} is on the boundary of its support, infinitely far "
-        "away on the unconstrained scale; the fit starts at 0 there"
+        f"ngvi: the initial value of {layout.label(i)} is {point[i]} on the unconstrained scale, as "
+        "that on the boundary of a support is; the fit starts at 0 there. Give an initval"
     )
     return np.where(finite, point, 0.0)

@@ -26,7 +26,8 @@ NUMBERS = 2**21
 class FreshDraws:
     """Antithetic draws from a distribution in blocks that are made again when they are needed.
 
-    So they take little memory, however many draws and parameters there are.
+    So they take little memory, however many draws and parameters there are. The first ones are
+    kept where they take no more than one block.
 
     Parameters
     ----------
@@ -39,10 +40,8 @@ class FreshDraws:
         self.q = q
         self._seed = int(rng.integers(2**63))
         self._pairs: list[int] = []  # in each block
+        self._kept: list[Array] = []  # the first blocks
         self._log_ratios = np.empty((2, 0))  # of the first draws of the pairs, and of the second
-
-    def _generator(self, block: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, block])
 
     def generator_of_moves(self) -> np.random.Generator:
         """Return the generator of what is not drawn in blocks, however many there are."""
@@ -59,9 +58,13 @@ class FreshDraws:
         most = max(NUMBERS // (2 * self.q.dim), 1)
         parts = [self._log_ratios]
         while (missing := n // 2 - sum(self._pairs)) > 0:
-            rng, size = self._generator(len(self._pairs)), min(missing, most)
-            parts.append(fresh_log_ratios(log_density, self.q, rng, 2 * size).reshape(2, size))
+            size = min(missing, most)
+            z = self._normal(len(self._pairs), size)
+            draws = self.q.unwhiten(z)
+            parts.append(_log_ratios(log_density, self.q, z, draws).reshape(2, size))
             self._pairs.append(size)
+            if 2 * sum(self._pairs) * self.q.dim <= NUMBERS:
+                self._kept.append(draws)
         self._log_ratios = np.concatenate(parts, axis=1)
         return self._log_ratios.ravel()
 
@@ -70,9 +73,16 @@ class FreshDraws:
         weights = np.exp(log_weights + np.log(log_weights.size)).reshape(2, -1)
         start = 0
         for block, size in enumerate(self._pairs):
-            z = standard_normal(2 * size, self.q.dim, self._generator(block), antithetic=True)
-            yield self.q.unwhiten(z), weights[:, start : start + size].ravel()
+            if block < len(self._kept):
+                draws = self._kept[block]
+            else:
+                draws = self.q.unwhiten(self._normal(block, size))
+            yield draws, weights[:, start : start + size].ravel()
             start += size
+
+    def _normal(self, block: int, size: int) -> Array:
+        rng = np.random.default_rng([self._seed, block])
+        return standard_normal(2 * size, self.q.dim, rng, antithetic=True)
 
 
 class Check:
@@ -221,4 +231,11 @@ def fresh_log_ratios(
         Number of draws.
     """
     z = standard_normal(n, q.dim, rng, antithetic=True)
-    return np.asarray(log_density(q.unwhiten(z)) - q.log_density_whitened(z))
+    return _log_ratios(log_density, q, z, q.unwhiten(z))
+
+
+def _log_ratios(
+    log_density: Callable[[Array], Array], q: Distribution, z: Array, draws: Array
+) -> Array:
+    """Log p - log q (n,) at the draws that standard normal rows z make."""
+    return np.asarray(log_density(draws) - q.log_density_whitened(z))

@@ -185,3 +185,19 @@ def test_a_structure_tells_its_kind():
         assert not family.suits(other)
         assert family.structure is None
         assert family.on(own).structure is own
+
+
+def test_one_member_alone_keeps_a_matrix_as_large_as_its_rows():
+    """A fit has several members at a time, of which one is asked for its Fisher information."""
+    structure = structure_of(BASES["chain"], 3)
+    (q, full), (p, full_p) = pair(structure, 1), pair(structure, 2)
+    rng = np.random.default_rng(8)
+    direction = Natural(rng.standard_normal(DIM), rng.standard_normal(structure.nnz))
+    dense = Natural(direction.first, structure.dense(direction.second))
+    for member, other in ((q, full), (p, full_p), (q, full), (q, full)):
+        found, expected = member.fisher_product(direction), other.fisher_product(dense)
+        np.testing.assert_allclose(found.first, expected.first, rtol=1e-8)
+        np.testing.assert_allclose(
+            found.second[structure.diagonal], expected.second.diagonal(), rtol=1e-7
+        )
+        assert [one.factor._kept is not None for one in (q, p)] == [member is q, member is p]

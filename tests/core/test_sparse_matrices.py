@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pymc_ngvi.core.sparse import Structure, factorise
+from pymc_ngvi.core.sparse.compiled import Compiled
 from pymc_ngvi.core.sparse.completion import complete
 from pymc_ngvi.core.sparse.factor import inverse_derivative, raised_diagonal
+from pymc_ngvi.core.sparse.levels import Levels
+from pymc_ngvi.core.sparse.trees import find_levels
 from tests.core.sparse_targets import (
     arrowhead,
     blocks,
@@ -36,9 +39,31 @@ STRUCTURES = {
     "few answers": crossed(120, 40, 900, 3, seed=4),
     "random": random_structure(150, 400, seed=2),
 }
-each_structure = pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+WAYS = ("levels", "compiled")
+
+
+def eliminated(structure, way):
+    """The same structure, eliminated in the same order in one of the two ways."""
+    found = Structure(structure.dim, structure.rows, structure.columns, structure.order)
+    if way == "compiled":
+        found.elimination = found._compiled(found.order)
+    else:
+        off = np.flatnonzero(found.rows != found.columns)
+        places = found.order, found.rows[off], found.columns[off], off
+        last = found.hubs.size
+        found.elimination = find_levels(*places, last=last, most=found.dim**2, limit=found.dim)
+    return found
+
+
+each_structure = pytest.mark.parametrize(
+    "structure",
+    [eliminated(structure, way) for structure in STRUCTURES.values() for way in WAYS],
+    ids=[f"{name}, {way}" for name in STRUCTURES for way in WAYS],
+)
 structures = st.builds(
-    random_structure, st.integers(1, 30), st.integers(0, 120), st.integers(0, 2**31)
+    eliminated,
+    st.builds(random_structure, st.integers(1, 30), st.integers(0, 120), st.integers(0, 2**31)),
+    st.sampled_from(WAYS),
 )
 
 
@@ -198,11 +223,14 @@ def test_completion_of_what_is_no_covariance():
     assert complete(Structure.full(2), np.array([1.0, 0.0, -1.0])) is None
 
 
-def test_a_structure_survives_pickling_with_its_order():
-    structure = grid(5, 6)
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+def test_a_structure_survives_pickling_to_the_last_bit_of_its_factors(structure):
     back = pickle.loads(pickle.dumps(structure))
     np.testing.assert_array_equal(back.order, structure.order)
     np.testing.assert_array_equal(back.rows, structure.rows)
+    values = dominant(structure, seed=16)
+    one, other = (factorise(each, values) for each in (structure, back))
+    np.testing.assert_array_equal(one.inverse, other.inverse)
 
 
 def test_bad_structures():
@@ -215,12 +243,69 @@ def test_bad_structures():
 
 
 @pytest.mark.parametrize(
-    ("name", "tail", "leaves"),
-    [("chain", 0, 0), ("arrowhead", 0, 0), ("full", 40, 0), ("persons and items", 47, 60)],
+    ("name", "way", "tail", "leaves"),
+    [
+        ("chain", "compiled", 0, 0),
+        ("arrowhead", "compiled", 0, 0),
+        ("arrowhead", "levels", 5, 99),
+        ("full", "compiled", 40, 0),
+        ("full", "levels", 40, 0),
+        ("persons and items", "compiled", 47, 60),
+        ("persons and items", "levels", 47, 60),
+    ],
 )
-def test_full_columns_at_the_end_are_found(name, tail, leaves):
+def test_full_columns_at_the_end_are_found(name, way, tail, leaves):
     """A full matrix is all tail; persons who answered every item are leaves of the items."""
-    found = STRUCTURES[name].tail
+    found = eliminated(STRUCTURES[name], way).elimination.tail
     assert found.size == pytest.approx(tail, abs=1)
     assert found.done.sum() == pytest.approx(leaves, abs=1)
     assert found.head + found.size == STRUCTURES[name].dim
+
+
+def nested(schools, classes, common):
+    """Classes in schools, both of which meet in the common components."""
+    dim = schools * (classes + 1) + common
+    of_class = schools + np.arange(schools * classes)
+    rows = np.repeat(np.arange(dim - common, dim), dim)
+    columns = np.tile(np.arange(dim), common)
+    school = np.repeat(np.arange(schools), classes)
+    return Structure(dim, np.concatenate([rows, of_class]), np.concatenate([columns, school]))
+
+
+@pytest.mark.parametrize(
+    ("structure", "way"),
+    [
+        (arrowhead(500, 4), Levels),
+        (nested(30, 20, 5), Levels),
+        (blocks(100, 6), Levels),
+        (arrowhead(300, 60), Levels),
+        (Structure.full(50), Levels),
+        (chain(200), Compiled),
+        (grid(20, 20), Compiled),
+    ],
+    ids=["arrowhead", "nested", "blocks", "items", "full", "chain", "grid"],
+)
+def test_shallow_structures_are_eliminated_by_levels(structure, way):
+    """Groups, and groups of groups, need nothing compiled; chains and grids are too deep."""
+    assert type(structure.elimination) is way
+    check(structure, dominant(structure, seed=11))
+
+
+@each_structure
+def test_both_ways_have_the_same_root(structure):
+    """So draws do not depend on the way, but for rounding."""
+    values = dominant(structure, seed=12)
+    z = np.random.default_rng(13).standard_normal((3, structure.dim))
+    one, other = (factorise(eliminated(structure, way), values).solve_transposed(z) for way in WAYS)
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10 * np.abs(one).max())
+
+
+@each_structure
+def test_divergence(structure):
+    """Of two Gaussians with mean zero, against that of dense matrices."""
+    values = [dominant(structure, seed) for seed in (14, 15)]
+    one, other = (structure.matrix(v).toarray() for v in values)
+    product = np.linalg.solve(one, other)
+    expected = (np.trace(product) - structure.dim - np.linalg.slogdet(product)[1]) / 2
+    found = factorise(structure, values[0]).divergence(factorise(structure, values[1]))
+    assert found == pytest.approx(expected, rel=1e-8, abs=1e-8)

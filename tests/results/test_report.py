@@ -114,7 +114,7 @@ class TestVerdict:
         def fail(*_):
             raise MemoryError("no room")
 
-        monkeypatch.setattr("pymc_ngvi.results.checks.fresh_log_ratios", fail)
+        monkeypatch.setattr("pymc_ngvi.results.checks.FreshDraws.extend", fail)
         with pytest.warns(ngvi.UnreliableFit, match="was not judged: MemoryError: no room"):
             approx = fit(two_hills(), accuracy=0.2)
         assert approx.gaussian.mean[0] == pytest.approx(0, abs=0.2)

@@ -20,6 +20,8 @@ from pymc_ngvi.core.sparse.factor import inverse_derivative, raised_diagonal
 
 # Up to this many rows dense eigenvalues are cheaper than iterations.
 _SMALL = 64
+# A chain of so many links is eliminated by compiled loops.
+_DEEP = 100
 # Pivots that `from_curvature` finds smaller than this, beyond the precision of 1, are rounding.
 _SMALLEST_PIVOT = 1e-6
 
@@ -68,10 +70,13 @@ class SparseGaussian(Gaussian):
 
     @classmethod
     def load(cls) -> None:
-        chain = SparseGaussian.on(Structure(3, [1, 2], [0, 1]))
-        q = chain.from_mean_precision(np.zeros(3), [2.0, -1.0, 2.0, -1.0, 2.0])
+        if cls.is_bound() and not cls.structure.elimination.compiled:
+            return
+        links = np.arange(_DEEP)
+        chain = SparseGaussian.on(Structure(_DEEP + 1, links + 1, links))
+        q = chain.from_mean_variance(np.zeros(_DEEP + 1), np.ones(_DEEP + 1))
         q.kl(q)
-        q.fisher_product(Natural(q.unwhiten(np.zeros((1, 3)))[0], q.precision))
+        q.fisher_product(Natural(q.unwhiten(np.zeros((1, _DEEP + 1)))[0], q.precision))
 
     @classmethod
     def hubs(cls) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ import scipy
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.elimination import Integers
+from pymc_ngvi.core.sparse.structure import Structure
 
 #: Part of the sum of absolute terms by which a product may differ from the matrix found.
 TOLERANCE = 1e-6

@@ -47,6 +47,8 @@ def complete(structure: Structure, covariance: Array) -> Array | None:
             break
         way = _newton(structure, precision, gap)
         decrement, size = float((twice * gap * way).sum()), 1.0
+        if decrement < 0 and np.abs(gap).max() > 1e-6:
+            return None  # near a singular matrix rounding points anywhere
         loss = float((twice * precision * correlation).sum()) - factor.log_det
         while True:
             ahead = precision + size * way

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import SMALLEST_RELATIVE_PIVOT, Array
-from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.elimination import Elimination, Integers, Triangle
+from pymc_ngvi.core.sparse.structure import Structure
 from pymc_ngvi.core.sparse.tail import inverted
 
-# Vectors that are handled together: their components lie side by side, in a few cache lines.
+# Columns of an inverse that are found together.
 _AT_ONCE = 32
 # Imaginary part of a derivative: no product of two of them is seen beside a real part.
 _TINY = 1e-30
@@ -27,16 +30,16 @@ class Factor:
     Attributes
     ----------
     structure : Structure
-    lower : array
-        L below its diagonal.
+    entries : array
+        L below its diagonal, in the order of elimination, and then D.
     pivots : array, (d,)
-        D, in the order of elimination.
+        D.
     """
 
-    def __init__(self, structure: Structure, lower: Array, pivots: Array) -> None:
+    def __init__(self, structure: Structure, entries: Array) -> None:
         self.structure = structure
-        self.lower = lower
-        self.pivots = pivots
+        self.entries = entries
+        self._lower, self.pivots = structure.elimination.split(entries)
 
     @cached_property
     def log_det(self) -> float:
@@ -72,40 +75,32 @@ class Factor:
         self, what: str, rows: Array, before: Array | None = None, after: Array | None = None
     ) -> Array:
         """Apply L, scaling the components before or after, in the order of elimination."""
-        from pymc_ngvi.core.sparse import kernels
-
-        mode = ("plain", "transposed", "inverse", "inverse transposed").index(what)
-        start, index, _, _ = self.structure.columns_of_factor
-        order, ones = self.structure.order, np.ones(self.structure.dim)
-        before, after = ones if before is None else before, ones if after is None else after
+        triangle = self._triangle
         rows = np.ascontiguousarray(rows, float)
         result = np.empty(rows.shape)
-        for begin in range(0, len(rows), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            kernels.triangular(
-                mode, start, index, self.lower, order, before, after, rows[part], result[part]
-            )
+        for begin in range(0, len(rows), triangle.at_once):
+            part = slice(begin, begin + triangle.at_once)
+            triangle.apply(what, rows[part], result[part], before, after)
         return result
+
+    @cached_property
+    def _triangle(self) -> Triangle:
+        return self.structure.elimination.triangle(self.entries)
 
     # The inverse.
 
     @cached_property
-    def selected_inverse(self) -> tuple[Array, Array]:
-        """Inverse on the pattern of the factor: below the diagonal, and on it."""
-        from pymc_ngvi.core.sparse import kernels
-
-        start, index, _, _ = self.structure.columns_of_factor
-        tail, lower, pivots = self.structure.tail, self.lower, self.pivots
-        below, diagonal = np.empty_like(lower), 1 / pivots
-        if tail.size:
-            tail.invert(tail.inverse(lower, pivots), lower, below, diagonal)
-        kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)
-        return below, diagonal
+    def selected_inverse(self) -> Array:
+        """Inverse on the pattern of the factor, below the diagonal and then on it."""
+        elimination = self.structure.elimination
+        tail = elimination.tail
+        inner = tail.inverse(self._lower, self.pivots) if tail.size else None
+        return _inverted(elimination, self.entries, inner)
 
     @cached_property
     def inverse(self) -> Array:
         """Inverse on the structure, (nnz,)."""
-        return _gather(self.structure, *self.selected_inverse)
+        return _gather(self.structure, self.selected_inverse)
 
     def inverse_at(self, first: Integers, second: Integers) -> Array:
         """Inverse at pairs of components, each (k,): one solve for each different second one."""
@@ -129,14 +124,11 @@ class Factor:
 
         All terms are at least 0, so that nothing cancels.
         """
-        from pymc_ngvi.core.sparse import kernels
-
-        start, index, _, _ = self.structure.columns_of_factor
-        tail, change = self.structure.tail, other.lower - self.lower
-        below, diagonal = self.selected_inverse
-        spread = kernels.quadratic_forms(start, index, change, below, diagonal, tail.head)
+        elimination, inverse = self.structure.elimination, self.selected_inverse
+        tail, change = elimination.tail, other._lower - self._lower
+        spread = elimination.quadratic_forms(change, inverse)
         if tail.size:
-            spread[tail.head :] = tail.quadratic_forms(change, tail.matrix(below, diagonal))
+            tail.quadratic_forms(change, tail.matrix(*elimination.split(inverse)), spread)
         excess = (other.pivots - self.pivots) / self.pivots
         return 0.5 * float((excess - np.log1p(excess) + other.pivots * spread).sum())
 
@@ -147,8 +139,8 @@ def factorise(structure: Structure, values: Array) -> Factor | None:
     if not (np.all(diagonal > 0) and np.isfinite(values).all()):
         return None
     rule = np.array([SMALLEST_RELATIVE_PIVOT, 0.0, 0.0, 0.0, 0.0])
-    lower, pivots, stopped, _ = _factorise(structure, values, diagonal, rule)
-    return Factor(structure, lower, pivots) if stopped < 0 else None
+    entries, stopped, _ = _factorise(structure, values, diagonal, rule)
+    return Factor(structure, entries) if stopped < 0 else None
 
 
 def raised_diagonal(
@@ -184,11 +176,11 @@ def raised_diagonal(
         The matrix with the raised diagonal; None where it overflows.
     """
     rule = np.array([margin, 1.0, least, growth, shift])
-    _, _, stopped, raised = _factorise(structure, values, reference, rule)
+    _, stopped, raised = _factorise(structure, values, reference, rule)
     if stopped >= 0 or not np.isfinite(raised).all():
         return None
     result = values.copy()
-    result[structure.diagonal] += raised[structure.inverse_order]
+    result[structure.diagonal] += raised[structure.elimination.inverse_order]
     return result
 
 
@@ -198,68 +190,68 @@ def inverse_derivative(structure: Structure, values: Array, direction: Array) ->
     It is exact: that of the factorisation and of the recursion for the inverse, by a step along the
     imaginary axis. The direction is scaled so that rounding does not depend on its units.
     """
-    from pymc_ngvi.core.sparse import kernels
-
+    elimination = structure.elimination
     root = np.sqrt(values[structure.diagonal])
     relative = np.abs(direction) / (root[structure.rows] * root[structure.columns])
     size = _TINY / max(float(relative.max()), np.finfo(float).tiny)
     moved = values + 1j * size * direction
     reference = values[structure.diagonal][structure.order]
-    lower, pivots, _, _ = _eliminate(
-        structure, moved, reference, np.array([-np.inf, 0.0, 0.0, 0.0, 0.0])
-    )
-    start, index, _, _ = structure.columns_of_factor
-    below, diagonal, tail = np.empty_like(lower), 1 / pivots, structure.tail
+    # No pivot is too small, and none is raised.
+    rule, raised = np.array([-np.inf, 0.0, 0.0, 0.0, 0.0]), np.zeros(structure.dim)
+    entries, _ = _eliminate(structure, moved, reference, rule, raised)
+    tail = elimination.tail
+    inner: NDArray[np.complex128] | None = None
     if tail.size:
-        matrix = tail.matrix(lower, pivots)
+        matrix = tail.matrix(*elimination.split(entries))
         # Not as a complex matrix, in whose pivoting and norms the imaginary part would be lost.
         inverse = inverted(matrix.real)
         derivative = -inverse @ (matrix.imag / _TINY) @ inverse
-        tail.invert(inverse + 1j * _TINY * derivative, lower, below, diagonal)
-    kernels.selected_inverse(start, index, lower, pivots, below, diagonal, tail.head, tail.done)
-    return _gather(structure, below.imag, diagonal.imag) / size
+        inner = inverse + 1j * _TINY * derivative
+    return _gather(structure, _inverted(elimination, entries, inner).imag) / size
 
 
 def _factorise(
     structure: Structure, values: Array, reference: Array, rule: Array
-) -> tuple[Array, Array, int, Array]:
-    from pymc_ngvi.core.sparse import kernels
-
-    lower, pivots, stopped, raised = _eliminate(structure, values, reference, rule)
-    tail = structure.tail
-    if stopped >= 0 or not tail.size:
-        return lower, pivots, stopped, raised
-    if rule[1] == 0:
-        done = tail.factorise(lower, pivots, rule[0] * reference[tail.head :])
-        return lower, pivots, -1 if done else tail.head, raised
-    start, index, _, _ = structure.columns_of_factor
-    stopped, more = kernels.factorise(
-        start, index, lower, pivots, reference, rule, tail.head, structure.dim
-    )
-    return lower, pivots, stopped, raised + more
+) -> tuple[Array, int, Array]:
+    """Factorise a matrix of values (nnz,): the entries, where it stopped, and what was raised."""
+    elimination, raised = structure.elimination, np.zeros(structure.dim)
+    entries, stopped = _eliminate(structure, values, reference, rule, raised)
+    if stopped < 0 and elimination.tail.size:
+        stopped = elimination.tail.factorise(*elimination.split(entries), reference, rule, raised)
+    return entries, stopped, raised
 
 
 def _eliminate(
-    structure: Structure, values: Array, reference: Array, rule: Array
-) -> tuple[Array, Array, int, Array]:
+    structure: Structure, values: Array, reference: Array, rule: Array, raised: Array
+) -> tuple[Array, int]:
     """Factorise all columns but the tail, and subtract from it what they take away."""
-    from pymc_ngvi.core.sparse import kernels
-
-    start, index, which, place = structure.columns_of_factor
-    lower = np.zeros(index.size, values.dtype)
-    lower[place] = values[which]
-    pivots = values[structure.diagonal][structure.order]
-    tail = structure.tail
-    stopped, raised = kernels.factorise(start, index, lower, pivots, reference, rule, 0, tail.head)
-    if stopped < 0 and tail.size:
-        kernels.reduce_tail(start, index, lower, pivots, tail.head, tail.done)
-        tail.reduce(lower, pivots)
-    return lower, pivots, stopped, raised
+    elimination = structure.elimination
+    _, index, which, place = elimination.pattern
+    entries = np.zeros(index.size + structure.dim, values.dtype)
+    entries[place] = values[which]
+    entries[index.size :] = values[structure.diagonal][structure.order]
+    stopped = elimination.factorise(entries, reference, rule, raised)
+    if stopped < 0:
+        elimination.tail.reduce(*elimination.split(entries))
+    return entries, stopped
 
 
-def _gather(structure: Structure, below: Array, diagonal: Array) -> Array:
-    _, _, which, place = structure.columns_of_factor
+def _inverted(elimination: Elimination, entries: Array, inner: NDArray[Any] | None) -> Array:
+    """Return the inverse on the pattern of the factor, by that (m, m) of the tail."""
+    lower, pivots = elimination.split(entries)
+    inverse = np.empty_like(entries)
+    below, diagonal = elimination.split(inverse)
+    diagonal[:] = 1 / pivots
+    if inner is not None:
+        elimination.tail.invert(inner, lower, below, diagonal)
+    elimination.invert(entries, inverse)
+    return inverse
+
+
+def _gather(structure: Structure, inverse: Array) -> Array:
+    elimination = structure.elimination
+    below, diagonal = elimination.split(inverse)
     values = np.empty(structure.nnz)
-    values[which] = below[place]
-    values[structure.diagonal] = diagonal[structure.inverse_order]
+    values[elimination.pattern.which] = below[elimination.pattern.place]
+    values[structure.diagonal] = diagonal[elimination.inverse_order]
     return values

@@ -95,8 +95,8 @@ def fill_columns(row_start, row_index, parent, start):
 
 
 @numba.njit(cache=True)
-def factorise(start, index, lower, pivots, reference, rule, begin, end):
-    """Factorise the columns [begin, end) in place, as if there were no others.
+def factorise(start, index, lower, pivots, reference, rule, raised, end):
+    """Factorise the columns before `end` in place, as if there were no others.
 
     `lower` and `pivots` hold the matrix on the pattern of L.
 
@@ -113,22 +113,21 @@ def factorise(start, index, lower, pivots, reference, rule, begin, end):
         Smallest relative pivot; 1 to raise smaller ones or 0 to stop at them; and the a, c and s
         of the value to raise to, the larger of a r + c pivot^2 / r and abs(pivot + s) - s with the
         reference r.
-    begin, end : int
+    raised : array, (n,)
+        Gets what was added to the pivots.
+    end : int
 
     Returns
     -------
-    stopped : int
+    int
         Column of the first pivot that was too small; -1 where there is none.
-    raised : array, (n,)
-        What was added to the pivots.
     """
     n = start.size - 1
     column = np.zeros_like(pivots)
-    raised = np.zeros(n)
     at = np.empty(n, np.int64)
     waiting = np.full(n, -1, np.int64)  # columns whose next row is this one
     following = np.empty(n, np.int64)
-    for j in range(begin, end):
+    for j in range(end):
         for p in range(start[j], start[j + 1]):
             column[index[p]] = lower[p]
         pivot = pivots[j]
@@ -147,7 +146,7 @@ def factorise(start, index, lower, pivots, reference, rule, begin, end):
             k = later
         if not pivot.real > rule[0] * reference[j] or np.isinf(pivot.real):
             if rule[1] == 0 or np.isnan(pivot.real):
-                return j, raised
+                return j
             # Large multipliers would carry what is wrong here on to the columns after it.
             value = rule[2] * reference[j] + rule[3] * pivot.real * (pivot.real / reference[j])
             value = max(value, abs(pivot.real + rule[4]) - rule[4])
@@ -164,7 +163,7 @@ def factorise(start, index, lower, pivots, reference, rule, begin, end):
             at[j] = start[j]
             following[j] = waiting[index[start[j]]]
             waiting[index[start[j]]] = j
-    return -1, raised
+    return -1
 
 
 @numba.njit(cache=True)
@@ -283,12 +282,17 @@ def selected_inverse(start, index, lower, pivots, below, diagonal, head, done):
 
 
 @numba.njit(cache=True)
-def quadratic_forms(start, index, change, below, diagonal, head):
-    """Variance of the change of L times x in the columns before `head`, from the inverse."""
+def quadratic_forms(start, index, change, below, diagonal, head, done):
+    """Variance of the change of L times x, from the inverse.
+
+    It is that of the columns before `head` that are not `done`.
+    """
     n = start.size - 1
     spread = np.zeros(n)
     values = np.zeros(n)
     for j in range(head):
+        if done[j]:
+            continue
         p0, p1 = start[j], start[j + 1]
         for p in range(p0, p1):
             values[index[p]] = change[p]

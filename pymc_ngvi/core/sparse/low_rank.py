@@ -6,13 +6,18 @@ whose sum is held near zero. It has d^2 entries, and yet it is known by those of
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.elimination import Elimination, Integers
+from pymc_ngvi.core.sparse.structure import Structure
+
+if TYPE_CHECKING:
+    from pymc_ngvi.core.sparse.low_rank_factor import LowRankFactor
 
 # Numbers of A that are squared at a time.
 _NUMBERS = 2**20
@@ -43,12 +48,19 @@ class LowRankStructure(Structure):
         super().__init__(base.dim, base.rows, base.columns, base._given_order)
         self.base = base
         self.factor = factor
+        #: The factor that keeps what is as large as A.
+        self.last_asked: weakref.ref[LowRankFactor] | None = None
 
     def __repr__(self) -> str:
         return f"LowRankStructure(dim={self.dim}, nnz={self.nnz}, rank={self.rank})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LowRankStructure, (self.base, self.factor)
+
+    @property
+    def elimination(self) -> Elimination:
+        """How the sparse part is factorised."""
+        return self.base.elimination
 
     def split(self, values: Array) -> tuple[Array, Array]:
         """Return the values of S and the weights, of values (..., nnz)."""

@@ -11,6 +11,7 @@ neither it nor T is ever formed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -22,7 +23,7 @@ from pymc_ngvi.core.sparse.factor import Factor, factorise, inverse_derivative
 from pymc_ngvi.core.sparse.low_rank import LowRankStructure
 
 # Rows of A that are handled together.
-_AT_ONCE = 256
+_AT_ONCE = 128
 # Numbers of products of rows, entry by entry, that are held at a time.
 _NUMBERS = 2**21
 
@@ -48,8 +49,9 @@ class LowRankFactor(Factor):
     def __init__(
         self, structure: LowRankStructure, base: Factor, roots: Array, products: Array, small: Array
     ) -> None:
-        super().__init__(structure, base.lower, base.pivots)
+        super().__init__(structure, base.entries)
         self.base, self.roots, self.products, self.small = base, roots, products, small
+        self._kept: tuple[Array, Array] | None = None
 
     @cached_property
     def log_det(self) -> float:
@@ -168,11 +170,21 @@ class LowRankFactor(Factor):
             of_rows -= np.array([row @ base.product(way, row) for row in rows])
         return np.concatenate([change, of_rows])
 
-    @cached_property
+    @property
     def _inverse_rows(self) -> tuple[Array, Array]:
-        """A inv(P), (r, d), and A inv(P) A', (r, r)."""
-        rows = _solved_rows(self, self._rows)
-        return rows, rows @ self._rows.T
+        """A inv(P), (r, d), and A inv(P) A', (r, r).
+
+        They are kept by the factor that was asked last, and by no other on the same structure: the
+        first is as large as A.
+        """
+        kept, reference = self._kept, self.structure.last_asked
+        if kept is None:
+            if reference is not None and (last := reference()) is not None:
+                last._kept = None
+            rows = _solved_rows(self, self._rows)
+            self._kept = kept = rows, rows @ self._rows.T
+            self.structure.last_asked = weakref.ref(self)
+        return kept
 
     def divergence(self, other: Factor) -> float:
         """KL divergence of N(0, inv(P)) from N(0, inv(other)), in nats."""

@@ -19,7 +19,8 @@ import scipy
 
 from pymc_ngvi.core.linalg import Array
 from pymc_ngvi.core.sparse.colouring import Colouring, agrees, probe
-from pymc_ngvi.core.sparse.structure import Integers, Structure
+from pymc_ngvi.core.sparse.elimination import Integers
+from pymc_ngvi.core.sparse.structure import Structure
 
 #: ``product(points, vectors)``: the Hessian at each point (m, d) times the vector beside it (m, d).
 Product: TypeAlias = Callable[[Array, Array], Array]

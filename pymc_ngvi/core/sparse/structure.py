@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.linalg import Array
-from pymc_ngvi.core.sparse.tail import Tail
+from pymc_ngvi.core.sparse.elimination import Elimination, Integers, inverted
+from pymc_ngvi.core.sparse.levels import with_values
+from pymc_ngvi.core.sparse.trees import find_levels
 
-Integers = NDArray[Any]
+if TYPE_CHECKING:
+    from pymc_ngvi.core.sparse.compiled import Compiled
+
+# Rows that are eliminated after all others, and entries of the factor for each of the matrix, at
+# most, where there are two sides: else it pays to look for a better order.
+_MOST_LAST, _MOST_FILL = 1000, 4
 
 
 class Structure:
@@ -151,63 +158,84 @@ class Structure:
 
     def product(self, values: Array, vector: Array) -> Array:
         """Matrix times a vector (d,)."""
-        # The lower triangle by columns is the upper one by rows: no copy is made of either.
-        upper = scipy.sparse.csr_array((values, self.rows, self.start), (self.dim, self.dim))
-        return np.asarray(upper @ vector + upper.T @ vector - values[self.diagonal] * vector)
+        lower, upper = (with_values(triangle, values) for triangle in self._triangles)
+        return np.asarray(lower @ vector + upper @ vector - values[self.diagonal] * vector)
+
+    @cached_property
+    def _triangles(self) -> tuple[scipy.sparse.csc_array, scipy.sparse.csr_array]:
+        """Both triangles, to fill with values: the lower one by columns is the upper by rows."""
+        arrays, shape = (np.zeros(self.nnz), self.rows, self.start), (self.dim, self.dim)
+        return scipy.sparse.csc_array(arrays, shape), scipy.sparse.csr_array(arrays, shape)
 
     # The factor.
 
-    @property
-    def order(self) -> Integers:
-        """Order of elimination, (d,)."""
-        return self._tree[0]
-
     @cached_property
-    def inverse_order(self) -> Integers:
-        """Place of each component in the order of elimination, (d,)."""
-        inverse = np.empty(self.dim, np.int64)
-        inverse[self.order] = np.arange(self.dim)
-        return inverse
-
-    @property
-    def fill(self) -> int:
-        """Entries of the factor, with its diagonal; known before it is computed."""
-        return int(self._tree[2].sum()) + self.dim
-
-    @property
-    def flops(self) -> int:
-        """Multiplications that factorising takes; known before it is done."""
-        heights = self._tree[2].astype(float)
-        return int((heights * (heights + 3) / 2).sum())
-
-    @property
-    def height(self) -> float:
-        """Mean number of entries of a column of the factor, with the diagonal."""
-        return self.fill / self.dim
-
-    @cached_property
-    def _tree(self) -> tuple[Integers, Integers, Integers]:
-        """Order of elimination, parents in the elimination tree, and entries of the columns."""
-        if self._given_order is not None:
-            return self._given_order, *self._eliminate(self._given_order)
+    def elimination(self) -> Elimination:
+        """How matrices are factorised: by levels where there are few, else by compiled loops."""
+        if (order := self._given_order) is not None:
+            return self._in_order(order)
         graph, sparse, dense = self._graph()
         # Trees, chains and cliques: outwards in has no fill, and asks for nothing to be compiled.
         order = dense
         if sparse.size:
             inwards = scipy.sparse.csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
             order = np.concatenate([sparse[inwards], dense])
-        parent, count = self._eliminate(order)
-        if count.sum() + self.dim > self.nnz + dense.size**2:
+        by_sides = np.concatenate([sparse[_sides(graph)], dense])
+        levels = self._by_levels(order) or self._two_sided(by_sides)
+        if levels is not None:
+            return levels
+        found = self._compiled(order)
+        if found.heights.sum() + self.dim > self.nnz + dense.size**2:
             order = np.concatenate([sparse[_minimum_degree(graph)], dense])
-            parent, count = self._eliminate(order)
-        return _postordered(order, parent, count)
+            found = self._compiled(order)
+        return self._in_order(found.postorder())
 
-    def _eliminate(self, order: Integers) -> tuple[Integers, Integers]:
-        from pymc_ngvi.core.sparse import kernels
+    def _in_order(self, order: Integers) -> Elimination:
+        return self._by_levels(order) or self._two_sided(order) or self._compiled(order)
 
-        row_start, row_index, _ = self._rows(order)
-        parent, count = kernels.elimination_tree(row_start, row_index)
-        return parent, count
+    def _by_levels(self, order: Integers) -> Elimination | None:
+        """Return the elimination by levels, if these are few, with no fill but in dense rows."""
+        last, off = self.hubs.size, np.flatnonzero(self.rows != self.columns)
+        entries = self.rows[off], self.columns[off], off
+        return find_levels(order, *entries, last=last, most=off.size + last**2)
+
+    def _two_sided(self, order: Integers) -> Elimination | None:
+        """Return the elimination by levels, where all but few rows, the last, do not meet.
+
+        These are many persons who answered some of few items, for example.
+        """
+        off = np.flatnonzero(self.rows != self.columns)
+        place, entries = inverted(order), (self.rows[off], self.columns[off])
+        last = self.dim - int(np.maximum(*(place[part] for part in entries)).min(initial=self.dim))
+        if last > _MOST_LAST:
+            return None
+        return find_levels(order, *entries, off, last=last, most=_MOST_FILL * self.nnz)
+
+    def _compiled(self, order: Integers) -> Compiled:
+        from pymc_ngvi.core.sparse.compiled import Compiled
+
+        return Compiled(order, self._rows(order))
+
+    @property
+    def order(self) -> Integers:
+        """Order of elimination, (d,)."""
+        return self.elimination.order
+
+    @property
+    def fill(self) -> int:
+        """Entries of the factor, with its diagonal; known before it is computed."""
+        return int(self.elimination.heights.sum()) + self.dim
+
+    @property
+    def flops(self) -> int:
+        """Multiplications that factorising takes; known before it is done."""
+        heights = self.elimination.heights.astype(float)
+        return int((heights * (heights + 3) / 2).sum())
+
+    @property
+    def height(self) -> float:
+        """Mean number of entries of a column of the factor, with the diagonal."""
+        return self.fill / self.dim
 
     @cached_property
     def hubs(self) -> Integers:
@@ -238,8 +266,7 @@ class Structure:
 
     def _rows(self, order: Integers) -> tuple[Integers, Integers, Integers]:
         """Rows of the reordered matrix left of the diagonal, and which value each entry is."""
-        inverse = np.empty(self.dim, np.int64)
-        inverse[order] = np.arange(self.dim)
+        inverse = inverted(order)
         off = np.flatnonzero(self.rows != self.columns)
         first, second = inverse[self.rows[off]], inverse[self.columns[off]]
         rows = scipy.sparse.csr_array(
@@ -247,48 +274,18 @@ class Structure:
         )
         return rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data
 
-    @cached_property
-    def columns_of_factor(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Pattern of the factor below its diagonal.
-
-        Returns
-        -------
-        start : array of int, (d + 1,)
-            Where each column begins.
-        index : array of int
-            Rows, increasing within a column.
-        which, place : array of int, (nnz - d,)
-            The values off the diagonal, and the entry of `index` to which each belongs.
-        """
-        from pymc_ngvi.core.sparse import kernels
-
-        order, parent, count = self._tree
-        start = np.concatenate([np.zeros(1, np.int64), np.cumsum(count)])
-        row_start, row_index, which = self._rows(order)
-        index, place = kernels.fill_columns(row_start, row_index, parent, start)
-        return start, index, which, place
-
-    @cached_property
-    def tail(self) -> Tail:
-        """The last columns of the factor, which are full."""
-        start, index, _, _ = self.columns_of_factor
-        return Tail(start, index)
-
 
 def _minimum_degree(graph: scipy.sparse.csr_array) -> Integers:
-    from pymc_ngvi.core.sparse import ordering
+    from pymc_ngvi.core.sparse.compiled import minimum_degree
 
-    step = ordering.minimum_degree(graph.indptr.astype(np.int64), graph.indices.astype(np.int32))
-    return np.argsort(step, kind="stable")
+    return minimum_degree(graph)
 
 
-def _postordered(
-    order: Integers, parent: Integers, count: Integers
-) -> tuple[Integers, Integers, Integers]:
-    """Let what is eliminated together lie together. This changes no entry of the factor."""
-    from pymc_ngvi.core.sparse import kernels
-
-    post = kernels.postorder(parent)
-    place = np.empty(order.size + 1, np.int64)
-    place[post], place[-1] = np.arange(order.size), -1
-    return order[post], place[parent[post]], count[post]
+def _sides(graph: scipy.sparse.csr_array) -> Integers:
+    """Order the nodes of a graph that only meet others of more neighbours before the rest."""
+    n = graph.shape[0]
+    degree = np.diff(graph.indptr) * n + np.arange(n)  # no two are the same
+    node = np.repeat(np.arange(n), np.diff(graph.indptr))
+    later = np.zeros(n, bool)
+    later[node[degree[node] > degree[graph.indices]]] = True
+    return np.argsort(later, kind="stable")

@@ -22,8 +22,6 @@ from pymc_ngvi.core.linalg import Array
 
 Integers = NDArray[Any]
 
-#: Fewest columns for which dense operations pay.
-_FEWEST = 32
 #: Part of the rows of the tail that leaves have, at least, to be handled as a dense matrix.
 _DENSE = 0.3
 
@@ -35,6 +33,8 @@ class Tail:
     ----------
     start, index : arrays
         Pattern of the factor; see :mod:`pymc_ngvi.core.sparse.kernels`.
+    fewest : int
+        Fewest columns for which dense operations pay.
 
     Attributes
     ----------
@@ -44,11 +44,11 @@ class Tail:
         Which columns are leaves that are handled here.
     """
 
-    def __init__(self, start: Integers, index: Integers) -> None:
+    def __init__(self, start: Integers, index: Integers, fewest: int) -> None:
         n = start.size - 1
         full = np.diff(start) == np.arange(n - 1, -1, -1)
         size = n if full.all() else int(np.argmin(full[::-1]))
-        self.size = size if size >= _FEWEST else 0
+        self.size = size if size >= fewest else 0
         self.head = n - self.size
         self._begin = int(start[self.head])
         self.done = np.zeros(n, bool)
@@ -97,16 +97,23 @@ class Tail:
             taken = leaves.T @ (leaves * pivots[self._leaves, np.newaxis])
             self.write(self.matrix(lower, pivots) - taken, lower, pivots)
 
-    def factorise(self, lower: Array, pivots: Array, least: Array) -> bool:
-        """Factorise the tail in place; False where a pivot does not exceed the least, (m,)."""
-        root, failed = scipy.linalg.lapack.dpotrf(self.matrix(lower, pivots), lower=1)
-        diagonal = root.diagonal().copy()
-        if failed or not np.all(np.square(diagonal) > least):
-            return False
-        root /= diagonal
-        np.fill_diagonal(root, np.square(diagonal))
-        self.write(root, lower, pivots)
-        return True
+    def factorise(
+        self, lower: Array, pivots: Array, reference: Array, rule: Array, raised: Array
+    ) -> int:
+        """Factorise the tail in place, as :meth:`Elimination.factorise` does what is before it."""
+        matrix, reference = self.matrix(lower, pivots), reference[self.head :]
+        root, failed = scipy.linalg.lapack.dpotrf(matrix, lower=1)
+        found = np.square(root.diagonal())
+        if not failed and np.all(found > rule[0] * reference) and not np.isinf(found).any():
+            root /= root.diagonal().copy()
+            np.fill_diagonal(root, found)
+            self.write(root, lower, pivots)
+            return -1
+        if rule[1] == 0:
+            return self.head
+        stopped = _factorise_raised(matrix, reference, rule, raised[self.head :])
+        self.write(matrix, lower, pivots)
+        return stopped if stopped < 0 else self.head + stopped
 
     def invert(self, inverse: Array, lower: Array, below: Array, diagonal: Array) -> None:
         """Write the inverse of the tail, (m, m), and what follows of it for its leaves.
@@ -126,10 +133,47 @@ class Tail:
         root *= np.sqrt(pivots[self.head :])
         return _inverted_root(root)
 
-    def quadratic_forms(self, change: Array, inverse: Array) -> Array:
-        """Variance (m,) of the change of every column of the tail times x."""
+    def quadratic_forms(self, change: Array, inverse: Array, spread: Array) -> None:
+        """Write the variance of the change of every column of the tail, and of its leaves."""
         moved = np.tril(self.matrix(change, np.zeros(self.head + self.size)))
-        return np.asarray(np.einsum("ij,ij->j", moved, inverse @ moved))
+        spread[self.head :] = np.einsum("ij,ij->j", moved, inverse @ moved)
+        if self._leaves.size:
+            leaves = self._dense_leaves(change)
+            spread[self._leaves] = np.einsum("ij,ij->i", leaves, leaves @ inverse)
+
+    def unit_root(self, lower: Array) -> Array:
+        """Return L in the tail, (m, m), with its unit diagonal."""
+        ones = np.ones(self.head + self.size)
+        return np.asfortranarray(np.tril(self.matrix(lower, ones)))
+
+
+def raised_pivots(pivots: Array, largest: Array, reference: Array, rule: Array) -> Array:
+    """Return what pivots are raised to, by the largest entry of the column below each.
+
+    The entries are in units of the pivots: large multipliers would carry what is wrong here on to
+    the columns after it. See :func:`pymc_ngvi.core.sparse.factor.raised_diagonal`.
+    """
+    _, _, least, growth, shift = rule
+    values = least * reference + growth * pivots * (pivots / reference)
+    values = np.maximum(values, np.abs(pivots + shift) - shift)
+    return np.asarray(np.maximum(values, largest))
+
+
+def _factorise_raised(matrix: Array, reference: Array, rule: Array, raised: Array) -> int:
+    """Factorise a matrix (m, m) in place, column by column, raising pivots that are too small."""
+    for j, own in enumerate(reference):
+        pivot, column = matrix[j, j], matrix[j + 1 :, j]
+        if not pivot > rule[0] * own or np.isinf(pivot):
+            if np.isnan(pivot):
+                return j
+            sizes = np.abs(column) * np.sqrt(own / reference[j + 1 :])
+            raised[j] = raised_pivots(pivot, sizes.max(initial=0.0), own, rule) - pivot
+            pivot += raised[j]
+            matrix[j, j] = pivot
+        ratios = column / pivot
+        matrix[j + 1 :, j + 1 :] -= np.outer(ratios, column)
+        column[:] = ratios
+    return -1
 
 
 def inverted(matrix: Array) -> Array:

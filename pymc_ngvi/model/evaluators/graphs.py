@@ -29,6 +29,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.scan.op import Scan
+from pytensor.tensor.basic import Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
@@ -150,7 +151,8 @@ class Batched(_Compiled):
             single = with_known_shapes(inline_inner_graphs([graph.checked, graph.smooth]))
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, self._dim), dtype="float64")
-            density, smooth = vectorize_graph(single, {graph.x: many} | data)
+            replaced = _pieces(graph.x, many, single) | data
+            density, smooth = vectorize_graph(single, {graph.x: many} | replaced)
             _refuse_loops_over_draws([density, smooth])
             if not density.type.ndim:  # it does not depend on the draw
                 density = density + pt.zeros(many.shape[0])
@@ -293,6 +295,20 @@ class Looped(_Compiled):
 
 class LoopOverDrawsError(NotImplementedError):
     """Evaluating draws together would gain nothing."""
+
+
+def _pieces(x: Variable, draws: Variable, outputs: list[Variable]) -> dict[Variable, Variable]:
+    """Return the pieces that a graph splits x (d,) into, with those of draws (n, d).
+
+    PyTensor would split one draw after the other.
+    """
+    pieces: dict[Variable, Variable] = {}
+    for node in io_toposort([], outputs):
+        if isinstance(node.op, Split) and node.inputs[0] is x:
+            sizes = node.inputs[-1]
+            parts = pt.split(draws, sizes, n_splits=len(node.outputs), axis=1)
+            pieces |= zip(node.outputs, parts, strict=True)
+    return pieces
 
 
 def _refuse_loops_over_draws(outputs: Sequence[Variable]) -> None:

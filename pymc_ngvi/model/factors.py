@@ -77,9 +77,7 @@ def _cholesky(_core: Any, inputs: Sequence[Any], factor: Any, slope: Any) -> lis
     return [mask * (whole + _transposed(whole))]
 
 
-def _triangular_system(
-    core: Any, inputs: Sequence[Any], solution: Any, slope: Any
-) -> list[Any]:
+def _triangular_system(core: Any, inputs: Sequence[Any], solution: Any, slope: Any) -> list[Any]:
     r"""Return the gradients by the matrix and by the right side.
 
     With :math:`A x = b` and the slope :math:`\bar x`, they are :math:`\bar b = A^{-T} \bar x` and

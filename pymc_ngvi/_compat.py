@@ -7,6 +7,7 @@ PyMC 5.28 comes with ArviZ 0.23 and its ``InferenceData``, PyMC 6 with ArviZ 1 a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ SHIFTED_BY_MAXIMUM = tuple(
     for name in ("LogSoftmax", "LogSumExp", "Softmax")
     if hasattr(special, name)
 )
+
+
+# Where the operations of linear algebra are.
+_linalg = import_module(f"pytensor.tensor.{'linalg' if PYMC_6 else 'slinalg'}")
+Cholesky, SolveTriangular = _linalg.Cholesky, _linalg.SolveTriangular
 
 
 def collect_groups(groups: Mapping[str, xarray.Dataset]) -> Any:

@@ -78,9 +78,10 @@ class BudgetSpent(UserWarning):
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and attribute the warning to the first caller outside this package."""
     level, frame = 2, sys._getframe(1)
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").split(".")[0] == "pymc_ngvi"
+    # Functions that a context manager decorates are called by contextlib.
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "pymc_ngvi",
+        "contextlib",
     ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

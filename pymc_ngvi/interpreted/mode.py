@@ -18,36 +18,33 @@ from pymc_ngvi.interpreted.operations import ArrayElemwise, reduction, replace
 # Operands that NumPy allows are 32, outputs included.
 _WIDEST = 30
 
-# Rewrites that take a good part of the time of building and make no graph faster to interpret: the
-# first two would merge again what is split below, the third looks for common factors.
+# Rewrites that take a good part of the time of building and make no graph faster to interpret. The
+# first two would merge again what is split below, the third looks for common factors. Symbolic
+# shapes, by the next five, cost more to derive than arrays cost to be asked for theirs. PyTensor 3
+# calls the fourth of these by the name of the fifth.
 _LEFT_OUT: tuple[str, ...] = (
     "local_add_canonizer",
     "local_mul_canonizer",
     "local_greedy_distributor",
+    "ShapeOpt",
+    "local_shape_to_shape_i",
+    "local_merge_alloc",
+    "local_fill_to_alloc",
+    "local_second_to_alloc",
+    "local_subtensor_of_alloc",
+    "local_useless_inc_subtensor",
 )
 if int(pytensor.__version__.split(".")[0]) >= 3:
-    # Symbolic shapes cost more to derive than arrays cost to be asked for theirs; the others look
-    # for special matrices. PyTensor 2 does not come to an end without shapes on some mixtures.
+    # These look for special matrices, and for parts of arrays that were allocated.
     _LEFT_OUT += (
-        "ShapeOpt",
-        "local_shape_to_shape_i",
-        "local_merge_alloc",
         "dot_diag_to_elemwise",
         "selection_dot_to_indexing",
         "useless_symmetric_transpose",
-        "local_second_to_alloc",
         "local_basic_subtensor_of_alloc",
-        "local_subtensor_of_alloc",
-        "local_useless_inc_subtensor",
     )
 else:
-    # These write shapes of shapes: three quarters of the time of a Cholesky factor with an LKJ
-    # prior, half of that of an ordered model.
-    _LEFT_OUT += (
-        "local_subtensor_of_alloc",
-        "local_useless_inc_subtensor",
-        "local_useless_inc_subtensor_alloc",
-    )
+    # The second asks a quotient for its own shape, which keeps it in the graph, to be found again.
+    _LEFT_OUT += ("local_useless_inc_subtensor_alloc", "local_zero_div")
 
 
 def interpreted_mode() -> Mode:

@@ -15,6 +15,7 @@ from pymc_ngvi.arguments import check_choice
 from pymc_ngvi.model.batch_target import BatchTarget
 from pymc_ngvi.model.compiler import Compiler
 from pymc_ngvi.model.data import ModelData
+from pymc_ngvi.model.garbage import collected_later
 from pymc_ngvi.model.loaded_target import PassTarget
 from pymc_ngvi.model.loader import Loader
 from pymc_ngvi.model.minibatches import find_data
@@ -28,6 +29,7 @@ _built: WeakValueDictionary[tuple[Any, ...], ModelTarget] = WeakValueDictionary(
 BACKENDS = ("auto", "numba", "c", "jax", "interpreted")
 
 
+@collected_later()
 def compile_target(
     model: pymc.Model,
     *,

@@ -28,6 +28,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi._compat import inline_inner_graphs, interpreted_mode
 from pymc_ngvi.errors import warn
+from pymc_ngvi.model.garbage import collected_later
 
 # Graphs of more operations than this take a backend minutes to compile. Second derivatives of
 # regressions have 100 to 400.
@@ -108,6 +109,7 @@ class Compiler:
             return f"interpreted, then {backend} (compiled in {self.seconds:.1f} s)"
         return backend
 
+    @collected_later()
     def function(self, outputs: Sequence[Variable], inputs: Sequence[Variable]) -> Any:
         """Return a function that takes contiguous arrays of the right types."""
         operations = len(io_toposort([], list(outputs)))

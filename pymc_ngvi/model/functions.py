@@ -22,6 +22,7 @@ from pymc_ngvi.model.evaluators import (
     LoopOverDrawsError,
     RowSums,
 )
+from pymc_ngvi.model.garbage import collected_later
 from pymc_ngvi.model.graph import Graph
 from pymc_ngvi.model.hessian import (
     Evaluate,
@@ -98,6 +99,7 @@ class Functions:
         known = None if self.structure is None else self._second.structures
         return FunctionsBlueprint(self.graph, self.compiler, self._layout, self.route, first, known)
 
+    @collected_later()
     def find_hessian(self, x: Array, data: Data) -> Route:
         """Find the fastest way to Hessians, and compare them with the gradient at x (d,).
 

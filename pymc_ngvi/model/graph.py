@@ -33,6 +33,7 @@ from pytensor.tensor.rewriting.shape import ShapeFeature
 
 from pymc_ngvi._compat import lower_named_dims, split_wide_operations
 from pymc_ngvi.errors import first_line
+from pymc_ngvi.model.factors import with_batched_factors
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.terms import Terms
 from pymc_ngvi.model.variables import value_of
@@ -90,7 +91,7 @@ def build_graph(terms: Terms, layout: Layout) -> Graph:
     # The derivatives of log(sigmoid(x)) are 0 / 0 where the sigmoid is 1 or 0 in floating point.
     for rewrite in (logsigm_to_softplus, log1msigm_to_softplus, log1p_neg_sigmoid):
         log_density = _rewritten(log_density, rewrite)
-    log_density = split_wide_operations(log_density)
+    log_density = with_batched_factors(split_wide_operations(log_density))
     graph = with_checks(x, log_density, data, terms.data.model.check_bounds)
     try:
         graph.gradient  # noqa: B018  to raise before anything is compiled
@@ -118,6 +119,7 @@ def simplified(graph: Graph) -> Graph:
     infinity as they stand, as of a likelihood of response times that takes powers of times near 0.
     """
     log_density = split_wide_operations(rewrite_pregrad(graph.log_density))
+    log_density = with_batched_factors(log_density)
     return with_checks(graph.x, log_density, graph.data, graph.check_bounds)
 
 

@@ -378,7 +378,7 @@ def _inside(layout: Layout, point: Array) -> Array:
         return point
     i = int(np.argmin(finite))
     warn(
-        f"ngvi: the initial value of {layout.label(i)} is {point[i]} on the unconstrained scale, as "
-        "that on the boundary of a support is; the fit starts at 0 there. Give an initval"
+        f"ngvi: the initial value of {layout.label(i)} is {point[i]} on the unconstrained scale, "
+        "as that on the boundary of a support is; the fit starts at 0 there. Give an initval"
     )
     return np.where(finite, point, 0.0)

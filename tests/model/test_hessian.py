@@ -230,3 +230,9 @@ def test_large_loops_have_gradients_only(monkeypatch):
     target = compile_target(model, backend="interpreted")
     with pytest.warns(HessianFallbackWarning, match="loops of .* falling back on gradients only"):
         assert target.hessian_route == "none"
+
+
+def test_warnings_name_the_line_that_called():
+    with pytest.warns(HessianFallbackWarning) as caught:
+        compile_target(cubic(), backend="interpreted").check_start(np.zeros(3))
+    assert {warning.filename for warning in caught} == {__file__}

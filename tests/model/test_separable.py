@@ -12,6 +12,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from numpy.testing import assert_allclose
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.scalar.math import GammaLn
 
 from pymc_ngvi._compat import initial_point, interpreted_mode
 from pymc_ngvi.model.compiler import Compiler
@@ -22,6 +24,7 @@ from pymc_ngvi.model.separable import RowEvaluator, Separable, separate
 from pymc_ngvi.model.separable.assembly import gram
 from pymc_ngvi.model.separable.linear import Design, LinearMap
 from pymc_ngvi.model.separable.operators import RowVector
+from pymc_ngvi.model.separable.sums import opened
 from pymc_ngvi.model.terms import Terms
 from tests.models import MODELS
 
@@ -342,3 +345,37 @@ def test_row_vectors_are_their_matrices() -> None:
     transposed = np.zeros((2, 8))
     vector.add_transposed(weights, transposed)
     assert_allclose(transposed, weights @ matrix)
+
+
+def test_data_that_cancel_leave_a_number_that_all_rows_see():
+    """PyMC writes ``(alpha + y - 1) - y + 1``: alpha alone is not to be computed for each row."""
+    with pm.Model() as model:
+        _negative_binomial()
+    layout = Layout(model, initial_point(model))
+    graph = build_graph(Terms(find_data(model, None)), layout)
+    found = separate(graph.x, graph.log_density)
+    gammas = [
+        node
+        for term in found.terms
+        for node in io_toposort([], [term.row])
+        if isinstance(getattr(node.op, "scalar_op", None), GammaLn)
+    ]
+    data = {leaf.symbol for term in found.terms for leaf in term.constants if leaf.by_row}
+    assert sum(data.isdisjoint(ancestors(node.inputs)) for node in gammas) == 1
+
+
+def test_what_cancels_does_not_change_values():
+    x, y = pt.vector("x", shape=(3,)), pt.constant(np.array([1.0, 2.0, 3.0]))
+    for output, expected in (
+        ((x[0] + y) - 1 - y + 1, x[0] + pt.zeros(3)),
+        ((x[0] + y) - y, x[0] + pt.zeros(3)),
+        (y - (y - x[0]), x[0] + pt.zeros(3)),
+        ((x + y) - x, y),
+    ):
+        whole = opened((output**2).sum(), x)
+        point = np.array([0.3, -2.0, 4.0])
+        values = [
+            pytensor.function([x], out, on_unused_input="ignore", mode=interpreted_mode())(point)
+            for out in (whole, (expected**2).sum())
+        ]
+        assert_allclose(*values, rtol=1e-14)

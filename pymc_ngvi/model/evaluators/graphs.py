@@ -28,6 +28,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor.basic import Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
@@ -152,7 +153,8 @@ class Batched(_Compiled):
             single = with_known_shapes(inline_inner_graphs([graph.checked, graph.smooth]))
             draws = _FIXED_DRAWS if self._is_fixed else None
             many = pt.matrix("draws", shape=(draws, self._dim), dtype="float64")
-            together = with_draws_in_loops(vectorize_graph(single, {graph.x: many} | data))
+            replaced = {graph.x: many} | _pieces(graph.x, many, single) | data
+            together = with_draws_in_loops(vectorize_graph(single, replaced))
             if loops_over_draws(together):
                 raise LoopOverDrawsError("a loop runs for one draw after the other")
             density, smooth = together
@@ -309,6 +311,20 @@ class LoopOverDrawsError(NotImplementedError):
     Nothing is then gained by evaluating draws together, and much is lost where their number is
     fixed: a Kalman filter of 60 points would run for 16 draws whenever one is asked for.
     """
+
+
+def _pieces(x: Variable, draws: Variable, outputs: list[Variable]) -> dict[Variable, Variable]:
+    """Return the pieces that a graph splits x (d,) into, with those of draws (n, d).
+
+    PyTensor would split one draw after the other.
+    """
+    pieces: dict[Variable, Variable] = {}
+    for node in io_toposort([], outputs):
+        if isinstance(node.op, Split) and node.inputs[0] is x:
+            sizes = node.inputs[-1]
+            parts = pt.split(draws, sizes, n_splits=len(node.outputs), axis=1)
+            pieces |= zip(node.outputs, parts, strict=True)
+    return pieces
 
 
 def _shapes(data: Data) -> tuple[tuple[int, ...], ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.linalg import Array
@@ -23,11 +24,14 @@ from pymc_ngvi.model.evaluators.graphs import Batched, Looped
 from pymc_ngvi.model.graph import Graph, with_checks
 from pymc_ngvi.model.hessian import check_first_order
 from pymc_ngvi.model.separable import RowEvaluator, TooLargeError, block_size, separate
+from pymc_ngvi.model.variables import value_of
 
 # Each number that a row depends on takes a gradient of its own to build: with more than this many,
 # as in mixtures and ordered models, the graph of many draws is there sooner. With many parameters
-# the rows are faster by so much that it pays nevertheless.
-_MANY_ELEMENTS, _MANY_PARAMETERS = 5, 30
+# the rows are faster by so much that it pays nevertheless; and so with many rows, as a batched
+# Hessian goes through them once for each parameter. A second of building is a hundred Hessians of
+# so many numbers.
+_MANY_ELEMENTS, _MANY_PARAMETERS, _MANY_NUMBERS = 5, 30, 50_000
 
 # Numbers of a batch, times parameters, up to which Hessians of many batches are evaluated together.
 _FEW_NUMBERS = 2**13
@@ -51,7 +55,8 @@ class RowSums(Evaluator):
             reasons = "; ".join(found.reasons)
             raise NotImplementedError(f"the log density is no sum over rows: {reasons}")
         elements = max(sum(block_size(leaf) for leaf in term.leaves) for term in found.terms)
-        if elements > _MANY_ELEMENTS and self._dim < _MANY_PARAMETERS:
+        few = self._dim < _MANY_PARAMETERS and self._dim * _longest(graph) < _MANY_NUMBERS
+        if elements > _MANY_ELEMENTS and few:
             raise NotImplementedError(f"a row depends on {elements} of the {self._dim} parameters")
         self._rows = found.compile(compiler.function)
         self._rest: Batched | None = None
@@ -225,6 +230,12 @@ class RowSums(Evaluator):
         if self._rest is None:
             return found
         return _sum(found, self._rest_on(whole, draws, data, sets))
+
+
+def _longest(graph: Graph) -> int:
+    """Return the length of the longest array that a log density holds."""
+    held = (v for v in ancestors([graph.log_density]) if isinstance(v, SharedVariable | Constant))
+    return max((max(np.shape(value_of(v)), default=1) for v in held), default=1)
 
 
 def _spread(values: Any, structure: Structure, whole: Structure | None) -> Array:

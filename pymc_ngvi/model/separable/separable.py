@@ -82,7 +82,7 @@ def separate(x: Variable, log_density: Variable, data: Sequence[Variable] = ()) 
         Other inputs of the graph: the rows of a batch.
     """
     with pytensor.config.change_flags(traceback__limit=0):
-        log_density = opened(log_density)
+        log_density = opened(log_density, x)
         sums = Sums(log_density)
         dependence = Dependence(x, [log_density])
         terms: list[RowTerm] = []

@@ -26,6 +26,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from pymc_ngvi.model.separable.affine import moved_inputs
+from pymc_ngvi.model.separable.cancelling import cancel_data
 
 
 @dataclass(frozen=True)
@@ -178,14 +179,16 @@ _fix_shapes = in2out(node_rewriter([Shape, Shape_i])(_fix_shape))
 _fold = in2out(constant_folding)
 
 
-def opened(log_density: Variable) -> Variable:
+def opened(log_density: Variable, x: Variable) -> Variable:
     """Bring a log density into the form in which its sums are found.
 
     Operations that are graphs are replaced by these graphs, except softmax, which has its own rule;
-    known shapes and what follows from constants are computed, and equal operations merged.
+    known shapes and what follows from constants are computed, and equal operations merged. Data
+    that are added and taken away again are left out.
     """
     graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False)
     with pytensor.config.change_flags(cxx="", traceback__limit=0):
         for rewrite in (_inline_everywhere, _fix_shapes, _fold, MergeOptimizer()):
             rewrite.rewrite(graph)
+        cancel_data(graph, x)
     return graph.outputs[0]

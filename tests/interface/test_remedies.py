@@ -299,7 +299,7 @@ class TestRemedies:
         with pm.Model() as model:
             pm.Gumbel("v", mu=0, beta=1)
         with pytest.warns(ngvi.BudgetSpent):
-            approx = fit(model, remedy="auto", accuracy=1e-4, max_evaluations=600)
+            approx = fit(model, remedy="auto", accuracy=1e-4, max_evaluations=300)
         assert approx.importance == "match"
 
     def test_what_takes_minutes_is_named_and_not_tried(self, model, monkeypatch):

@@ -44,8 +44,9 @@ test test-slow: export OPENBLAS_NUM_THREADS ?= 1
 demo: $(VENV)/.installed-plots
 	$(VENV)/bin/python examples/demo.py
 
+# The tests of a file share models and fits: one process makes them.
 test: $(VENV)/.installed-tests
-	$(RUN) pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+	$(RUN) pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed-tests
 	$(RUN) pytest -n $(WORKERS) -m slow $(PYTEST_ARGS) tests

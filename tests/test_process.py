@@ -37,33 +37,42 @@ def script(tmp_path):
     return write
 
 
-def test_waiting_is_not_work(process, script):
-    row = process.measure(script("time.sleep(2)\n"), {}, limit=1)
+@pytest.fixture
+def limit(process, script, monkeypatch):
+    """CPU seconds that no process needs to start; a busy machine may give them out slowly."""
+    monkeypatch.setattr(process, "PATIENCE", 1000)
+    return 10 * process.measure(script("pass\n"), {}, limit=60)["cpu_s"]
+
+
+def test_waiting_is_not_work(process, script, limit):
+    waited = limit + 2
+    row = process.measure(script(f"time.sleep({waited})\n"), {}, limit=limit)
     assert row["problem"] == ""
     assert row["last"] == 1
-    assert row["cpu_s"] < 1 < row["process_s"]
+    assert row["cpu_s"] <= row["process_s"] - waited
 
 
 @LINUX
-def test_work_beyond_the_limit_is_ended_and_what_was_told_is_kept(process, script):
-    row = process.measure(script("while True: pass\n"), {}, limit=1)
-    assert row["problem"] == "not done after 1 s of CPU"
+def test_work_beyond_the_limit_is_ended_and_what_was_told_is_kept(process, script, limit):
+    row = process.measure(script("while True: pass\n"), {}, limit=limit)
+    assert row["problem"] == f"not done after {limit:g} s of CPU"
     assert row["first"] == 1
     assert "last" not in row
-    assert 0.9 < row["cpu_s"] < 3
+    assert limit < row["cpu_s"] <= row["process_s"]
 
 
 @LINUX
-def test_work_of_a_child_counts(process, script):
+def test_work_of_a_child_counts(process, script, limit):
     lines = "subprocess.run([sys.executable, '-c', 'while True: pass'])\n"
-    assert process.measure(script(lines), {}, limit=1)["problem"] == "not done after 1 s of CPU"
+    row = process.measure(script(lines), {}, limit=limit)
+    assert row["problem"] == f"not done after {limit:g} s of CPU"
 
 
-def test_a_process_that_only_waits_is_ended_by_the_clock(process, script, monkeypatch):
+def test_a_process_that_only_waits_is_ended_by_the_clock(process, script, limit, monkeypatch):
     monkeypatch.setattr(process, "PATIENCE", 2)
-    row = process.measure(script("time.sleep(60)\n"), {}, limit=1)
-    assert row["problem"] == "not done after 2 s by the clock"
-    assert row["process_s"] < 30
+    row = process.measure(script("time.sleep(3600)\n"), {}, limit=limit)
+    assert row["problem"] == f"not done after {2 * limit:g} s by the clock"
+    assert "last" not in row
 
 
 def test_a_failure_is_named_by_its_error(process, script, capsys):

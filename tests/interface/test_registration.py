@@ -64,6 +64,7 @@ def test_name_is_case_insensitive():
     approx = pm.fit(
         method="NGVI",
         model=MODELS["conjugate_normal"](),
+        random_seed=1,
         backend="interpreted",
         progressbar=False,
     )
@@ -131,7 +132,7 @@ def test_ngvi_through_a_wrapper_without_a_signature():
     wrapped = _wrap(below)
     assert wrapped(10, "advi") == "PyMC's own"
     model = MODELS["conjugate_normal"]()
-    arguments = dict(backend="interpreted", progressbar=False)
+    arguments = dict(random_seed=1, backend="interpreted", progressbar=False)
     for approx in (
         wrapped(10, "ngvi", model, **arguments),
         wrapped(method="ngvi", model=model, **arguments),

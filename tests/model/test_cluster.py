@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 import time
 from contextlib import contextmanager
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -23,6 +25,18 @@ Cluster = pytest.importorskip("pymc_ngvi.model.cluster").Cluster
 
 # Workers write to the log what the tests do to them.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _workers_of_one_import():
+    """Fork workers from a process that has imported what they need, and nothing of the tests."""
+    context = multiprocessing.get_context("forkserver")
+    needed = ["distributed", "pymc", "pymc_ngvi.model.cluster", "pymc_ngvi.model.functions"]
+    context.set_forkserver_preload([*needed, "scipy.linalg", "scipy.sparse"])
+    forkserver.ensure_running()
+    method = {"distributed.worker.multiprocessing-method": "forkserver"}
+    with pytest.importorskip("dask").config.set(method):
+        yield
 
 
 def start(workers):

@@ -30,6 +30,8 @@ def fit_method(
     **keywords: Any,
 ) -> Any:
     """Do what ``pm.fit`` does, for ``method="ngvi"`` or an instance of :class:`NGVI`."""
+    if isinstance(n, pymc.Model):
+        raise TypeError("n is the number of iterations: give the model by its name, model=...")
     given = check_mapping("inf_kwargs", inf_kwargs) | {
         name: value
         for name, value in keywords.items()

@@ -294,7 +294,8 @@ class Fit:
     @property
     def _findings(self) -> list[Note]:
         if self.search is not None:
-            return notes_of_engine(self.search.engine, self.prepared.target.layout.label)
+            label, ends = self.prepared.target.layout.label, self.verdict.beyond_support
+            return notes_of_engine(self.search.engine, label, ends=ends)
         if self._misleading is None:
             return []
         advice = f'give estimator="{self._misleading.replacement.name}"'

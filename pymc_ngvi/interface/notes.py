@@ -17,8 +17,11 @@ class Note(NamedTuple):
     category: type[Warning] | None
 
 
-def notes_of_engine(engine: Engine, label: Callable[[int], str]) -> list[Note]:
-    """Say which kinks and jumps, and which flat direction, the automatic engine has found."""
+def notes_of_engine(engine: Engine, label: Callable[[int], str], *, ends: bool) -> list[Note]:
+    """Say which kinks and jumps, and which flat direction, the automatic engine has found.
+
+    Where the log density `ends` among the draws, a fit that is squeezed in before takes it for flat.
+    """
     notes = [
         Note(
             f'{found}; the fit went on with estimator="{found.replacement.name}"', EstimatorChanged
@@ -31,9 +34,9 @@ def notes_of_engine(engine: Engine, label: Callable[[int], str]) -> list[Note]:
         improper += " batches, of as many rows as parameters, or give a proper prior"
     for direction, what in (
         (engine.improper, improper),
-        (engine.flat, "the log density is flat along {}, as far as the fit came"),
+        (engine.flat, "the log density is flat along {}, as far as the fit came: is a prior missing?"),
     ):
-        if direction is not None:
+        if direction is not None and not ends:
             components = ", ".join(map(label, direction.components[:5]))
             notes.append(Note(what.format(components), UnreliableFit))
     return notes

@@ -233,7 +233,7 @@ class Options:
     @cached_property
     def parts(self) -> Parts:
         """The family, estimator, guard and projection that the words stand for."""
-        family = FullGaussian if self.family == "auto" else get_family(self.family)
+        family = FullGaussian if self.family == "auto" else get_family(self.family, "auto")
         projection = Identity() if self.projection is None else self.projection
         check_projection(projection, family)
         return Parts(

@@ -108,9 +108,10 @@ class Moments:
             of_variance = np.stack([zero, zero, zero, -2 * mean, one])
             of_shift = (of_mean_w - of_mean) / sd_w - shift / (2 * variance_w) * of_variance_w
             of_ratio = ratio / 2 * (of_variance / variance - of_variance_w / variance_w)
+            means, sds = self._location + self._scale * mean, self._scale * sd
         return {
-            "mean": self._location + self._scale * mean,
-            "sd": self._scale * sd,
+            "mean": means,
+            "sd": sds,
             "shift": shift,
             "shift_error": self._error(of_shift),
             "sd_ratio": ratio,

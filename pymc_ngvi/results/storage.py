@@ -38,6 +38,10 @@ _UNREADABLE = (
     "{} is not an approximation saved by pymc_ngvi, or is cut short: it cannot be read as netCDF "
     "({})"
 )
+_DRAWS = (
+    "{} is {} but not an approximation saved by pymc_ngvi. Draws, as sample returns them, are read by "
+    "az.from_netcdf"
+)
 # Windows has no locks of this kind: there, a partial file of this age, in seconds, is abandoned.
 _LONGEST_SAVE = 3600
 
@@ -165,6 +169,9 @@ def _remove_abandoned(path: Path) -> None:
 
 def _check_header(path: str | os.PathLike[str], file: BinaryIO) -> None:
     """Raise where the beginning of a file says that it is no fit, or does not have its size."""
+    if file.read(4) == b"\x89HDF":
+        raise FileFormatError(_DRAWS.format(path, "HDF5, as netCDF-4 is,"))
+    file.seek(0)
     try:
         header = read_header(file)
     except ValueError as error:
@@ -179,10 +186,7 @@ def _check_header(path: str | os.PathLike[str], file: BinaryIO) -> None:
 
 def _check_kind(path: str | os.PathLike[str], attrs: Mapping[str, Any]) -> None:
     if attrs.get("format") != _FORMAT:
-        raise FileFormatError(
-            f"{path} is netCDF but not an approximation saved by pymc_ngvi. Draws, as sample "
-            "returns them, are read by az.from_netcdf"
-        )
+        raise FileFormatError(_DRAWS.format(path, "netCDF"))
 
 
 def _check_format(path: str | os.PathLike[str], dataset: xarray.Dataset) -> None:

@@ -123,6 +123,11 @@ class Verdict:
         return many and UNRELIABLE_KHAT < self.khat < np.inf
 
     @property
+    def beyond_support(self) -> bool:
+        """Whether there are draws of the fit where the posterior has no density."""
+        return self.draws > 0 and self.elbo == -np.inf
+
+    @property
     def nearly_even(self) -> bool:
         """Whether most of the draws are effective."""
         return self.ess > CLEAR_EFFICIENCY * self.draws
@@ -194,6 +199,12 @@ class Verdict:
             return ""
         ways = ", or ".join([*remedies, "NUTS: pm.sample(**approx.nuts_kwargs())"])
         advice = f"{', '.join(tried)} did not suffice; try {ways}" if tried else f"try {ways}"
+        if self.beyond_support:
+            return (
+                "the log density is -inf at some draws of the fit: where a switch or a bound ends it, "
+                "give the variable a distribution that has the bound (pm.Truncated, pm.Uniform); "
+                f"{advice}"
+            )
         if not len(self.off):
             return f"the posterior is not close to the approximation (k-hat {self}): {advice}"
         first = next(describe(self.off))

@@ -177,4 +177,15 @@ def test_an_improper_posterior_is_named(prior):
         approx = fit(model)
     assert approx.report.status != "converged"
     assert any("along x" in str(warning.message) for warning in warned)
+    assert not any(issubclass(warning.category, RuntimeWarning) for warning in warned)
     assert any("along x" in note for note in approx.report.notes)
+
+
+def test_where_a_density_ends_is_named():
+    with pm.Model() as model:
+        x = pm.Normal("x")
+        pm.Potential("bound", pt.switch(x > 0.5, -np.inf, 0.0))
+    with pytest.warns(UnreliableFit, match=r"-inf at some draws.*pm\.Truncated"):
+        approx = fit(model)
+    assert approx.report.verdict.beyond_support
+    assert not any("flat" in note for note in approx.report.notes)

@@ -241,8 +241,11 @@ def test_foreign_files_are_refused(fitted, tmp_path):
     with pytest.raises(ngvi.FileFormatError, match=r"not an approximation.*az\.from_netcdf"):
         ngvi.load(path, model=fitted.model)
     fitted.sample(5).to_netcdf(str(tmp_path / "draws.nc"))
-    with pytest.raises(ngvi.FileFormatError, match="cannot be read"):
+    with pytest.raises(ngvi.FileFormatError, match=r"HDF5.*az\.from_netcdf"):
         ngvi.load(tmp_path / "draws.nc", model=fitted.model)
+    (tmp_path / "text.nc").write_text("no arrays")
+    with pytest.raises(ngvi.FileFormatError, match="cannot be read"):
+        ngvi.load(tmp_path / "text.nc", model=fitted.model)
     with pytest.raises(FileNotFoundError):
         ngvi.load(tmp_path / "nowhere.nc", model=fitted.model)
 

@@ -42,8 +42,8 @@ def all_families(base: type[Gaussian] = Gaussian) -> dict[str, type[Gaussian]]:
     return found
 
 
-def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
-    """Family by name, or the family itself.
+def get_family(family: str | type[Gaussian], *others: str) -> type[Gaussian]:
+    """Family by name, or the family itself; `others` are words that are valid, too, and known before.
 
     Examples
     --------
@@ -55,5 +55,7 @@ def get_family(family: str | type[Gaussian]) -> type[Gaussian]:
     known = {name.lower(): found for name, found in all_families().items()}
     if isinstance(family, str) and family.lower() in known:
         return known[family.lower()]
-    hint = did_you_mean(family.lower() if isinstance(family, str) else family, known)
-    raise ValueError(f"family {told(family)} is none of {', '.join(map(repr, known))}{hint}")
+    hint = did_you_mean(
+        family.lower() if isinstance(family, str) else family, [*others, *known]
+    )
+    raise ValueError(f"family {told(family)} is none of {', '.join(map(repr, [*others, *known]))}{hint}")

@@ -20,7 +20,7 @@ class Note(NamedTuple):
 def notes_of_engine(engine: Engine, label: Callable[[int], str], *, ends: bool) -> list[Note]:
     """Say which kinks and jumps, and which flat direction, the automatic engine has found.
 
-    Where the log density `ends` among the draws, a fit that is squeezed in before takes it for flat.
+    Where the log density `ends` among the draws, a fit that is squeezed in takes it for flat.
     """
     notes = [
         Note(
@@ -34,7 +34,10 @@ def notes_of_engine(engine: Engine, label: Callable[[int], str], *, ends: bool) 
         improper += " batches, of as many rows as parameters, or give a proper prior"
     for direction, what in (
         (engine.improper, improper),
-        (engine.flat, "the log density is flat along {}, as far as the fit came: is a prior missing?"),
+        (
+            engine.flat,
+            "the log density is flat along {}, as far as the fit came: give a proper prior",
+        ),
     ):
         if direction is not None and not ends:
             components = ", ".join(map(label, direction.components[:5]))

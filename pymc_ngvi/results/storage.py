@@ -39,8 +39,8 @@ _UNREADABLE = (
     "({})"
 )
 _DRAWS = (
-    "{} is {} but not an approximation saved by pymc_ngvi. Draws, as sample returns them, are read by "
-    "az.from_netcdf"
+    "{} is {} but not an approximation saved by pymc_ngvi. Draws, as sample returns them, are read "
+    "by az.from_netcdf"
 )
 # Windows has no locks of this kind: there, a partial file of this age, in seconds, is abandoned.
 _LONGEST_SAVE = 3600

@@ -201,9 +201,9 @@ class Verdict:
         advice = f"{', '.join(tried)} did not suffice; try {ways}" if tried else f"try {ways}"
         if self.beyond_support:
             return (
-                "the log density is -inf at some draws of the fit: where a switch or a bound ends it, "
-                "give the variable a distribution that has the bound (pm.Truncated, pm.Uniform); "
-                f"{advice}"
+                "the log density is -inf at some draws of the fit: where a switch or a bound ends "
+                "it, give the variable a distribution that has the bound (pm.Truncated, "
+                f"pm.Uniform); {advice}"
             )
         if not len(self.off):
             return f"the posterior is not close to the approximation (k-hat {self}): {advice}"

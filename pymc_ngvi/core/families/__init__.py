@@ -43,7 +43,7 @@ def all_families(base: type[Gaussian] = Gaussian) -> dict[str, type[Gaussian]]:
 
 
 def get_family(family: str | type[Gaussian], *others: str) -> type[Gaussian]:
-    """Family by name, or the family itself; `others` are words that are valid, too, and known before.
+    """Family by name, or the family itself; an error also lists `others`, which are no families.
 
     Examples
     --------
@@ -55,7 +55,6 @@ def get_family(family: str | type[Gaussian], *others: str) -> type[Gaussian]:
     known = {name.lower(): found for name, found in all_families().items()}
     if isinstance(family, str) and family.lower() in known:
         return known[family.lower()]
-    hint = did_you_mean(
-        family.lower() if isinstance(family, str) else family, [*others, *known]
-    )
-    raise ValueError(f"family {told(family)} is none of {', '.join(map(repr, [*others, *known]))}{hint}")
+    words = [*others, *known]
+    hint = did_you_mean(family.lower() if isinstance(family, str) else family, words)
+    raise ValueError(f"family {told(family)} is none of {', '.join(map(repr, words))}{hint}")

@@ -148,7 +148,7 @@ class Remedies:
                 return
             if _nests_by_itself(fit.prepared) and self._unreliable and not self.tried:
                 self._nest()
-        if _matches_by_itself(fit.prepared) and self._unreliable and not self._is_beyond_weights:
+        if _matches_by_itself(fit.prepared) and self._unreliable:
             self._match()
 
     @property

@@ -103,6 +103,15 @@ class FullGaussian(Gaussian):
         outer = np.outer(mean, self.mean)
         return Expectation(mean, 2 * self.covariance @ change @ self.covariance + outer + outer.T)
 
+    def displacement(self, direction: Natural) -> tuple[Array, Array, float]:
+        # The diagonal and the trace of products take one product of matrices, not two.
+        mean = self.solve(direction.first)
+        change = self.covariance @ symmetrise(direction.second)
+        with np.errstate(over="ignore"):
+            log_sd = np.square(np.sum(change * self.covariance, axis=1) / self.variance)
+            nats = (mean @ direction.first) / 2 + np.vdot(change.T, change)
+            return np.square(mean) / self.variance, log_sd, float(nats)
+
     @cached_property
     def log_det_precision(self) -> float:
         return 2 * float(np.log(self.factor.diagonal()).sum())

@@ -45,6 +45,9 @@ _STEPS = (
 )
 
 
+# Numbers of this share of the largest in their array may be zero but for rounding.
+_ROUNDING = 1e-10
+
 # What a user calls an operation, where PyTensor calls it otherwise.
 _WORDS = {
     "gt": "comparison",
@@ -70,10 +73,13 @@ class Kink:
     side : Variable or None
         A number for each element that changes where the element switches sides; None where that
         cannot be seen from outside: in a loop, or in an operation of somebody else.
+    by_sign : bool
+        Whether it is the sign of `side` that changes.
     """
 
     operation: str
     side: Variable | None
+    by_sign: bool = False
 
 
 class Kinks:
@@ -112,11 +118,11 @@ class Kinks:
                     self._inputs, sides, mode=interpreted_mode(), on_unused_input="ignore"
                 )
         names = [kink.operation for kink in self._kinks if kink.side is None]
-        seen = [kink.operation for kink in self._kinks if kink.side is not None]
-        first, *others = (self._function(draw, *rows) for draw in draws)
-        for name, side, *more in zip(seen, first, *others, strict=True):
-            if any(np.shape(other) != np.shape(side) or (other != side).any() for other in more):
-                names.append(name)
+        seen = [kink for kink in self._kinks if kink.side is not None]
+        of_draws = [self._function(draw, *rows) for draw in draws]
+        for kink, *sides in zip(seen, *of_draws, strict=True):
+            if _differ([_sign(side) for side in sides] if kink.by_sign else sides):
+                names.append(kink.operation)
         return self._located(dict.fromkeys(names))
 
     def _located(self, names: Iterable[str]) -> list[str]:
@@ -127,6 +133,23 @@ class Kinks:
             for name in {kink.operation for kink in _find(values, term.logp)} & set(where):
                 where[name].append(str(term.variable.name))
         return [f"{name} in {', '.join(of)}" if of else name for name, of in where.items()]
+
+
+def _sign(values: Array) -> Array:
+    """Return the sign of each element; NaN where it is one of rounding, for all that is known.
+
+    Squared distances between points, of which the ones to themselves should be zero, are so.
+    """
+    size = np.abs(values)
+    near = size <= _ROUNDING * size[np.isfinite(size)].max(initial=0.0)
+    return np.where(near, np.nan, np.sign(values))
+
+
+def _differ(sides: list[Array]) -> bool:
+    """Whether any element is not the same at all draws, where it is known."""
+    if len({np.shape(side) for side in sides}) > 1:
+        return True
+    return bool((np.fmax.reduce(sides) != np.fmin.reduce(sides)).any(where=~np.isnan(sides).all(0)))
 
 
 def _find(inputs: Iterable[Variable], output: Variable) -> Iterator[Kink]:
@@ -176,6 +199,8 @@ def _of_node(node: Apply, moving: list[Variable]) -> Iterator[Kink]:
     if isinstance(op, Max | Min | SortOp) or not known:
         yield Kink(name, None)
     elif isinstance(op, Elemwise):
+        for gap in _gaps(op.scalar_op, node):
+            yield Kink(name, gap, by_sign=True)
         side = _side(op.scalar_op, node)
         if side is not None:
             yield Kink(name, side)
@@ -186,18 +211,19 @@ def _of_node(node: Apply, moving: list[Variable]) -> Iterator[Kink]:
                 yield Kink(name, output)
 
 
-def _side(op: Any, node: Apply) -> Variable | None:
-    """Say for each element on which side it is; None for an operation without a kink."""
-    inputs = node.inputs
+def _gaps(op: Any, node: Apply) -> list[Variable]:
+    """Return numbers whose sign says for each element on which side it is."""
+    first, *others = node.inputs
     if isinstance(op, scalar.Abs):
-        return pt.ge(inputs[0], 0)
-    if isinstance(op, scalar.ScalarMaximum | scalar.ScalarMinimum):
-        return sum((pt.ge(inputs[0], other) for other in inputs[1:]), pt.zeros((), dtype="int8"))
-    if isinstance(op, scalar.Clip):
-        value, lower, upper = inputs
-        return pt.ge(value, lower).astype("int8") + pt.ge(value, upper)  # of booleans: or
+        return [first]
+    several = isinstance(op, scalar.ScalarMaximum | scalar.ScalarMinimum | scalar.Clip)
+    return [first - other for other in others] if several else []
+
+
+def _side(op: Any, node: Apply) -> Variable | None:
+    """Say for each element on which side it is; None for an operation without a jump."""
     if isinstance(op, scalar.Mod):
-        return pt.floor(inputs[0] / inputs[1])
+        return pt.floor(node.inputs[0] / node.inputs[1])
     return node.outputs[0] if isinstance(op, _STEPS) else None
 
 

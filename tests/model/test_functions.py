@@ -43,4 +43,17 @@ def test_a_loop_costs_its_steps():
         omega, vol = pm.HalfNormal("omega"), pm.HalfNormal("vol")
         pm.GARCH11("y", omega=omega, alpha_1=0.3, beta_1=0.5, initial_vol=vol, observed=y)
     target = compile_target(model, backend="interpreted")
-    assert target.numbers > MOST_NUMBERS_NESTED
+    assert target.numbers * target.hessian_price > MOST_NUMBERS_NESTED
+
+
+def test_a_factorisation_costs_its_matrix():
+    """However few parameters there are, each draw goes through all entries, again and again."""
+    numbers = []
+    for n in (20, 40):
+        with pm.Model() as model:
+            length = pm.HalfNormal("length")
+            gp = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, ls=length))
+            gp.marginal_likelihood("y", X=np.arange(n)[:, np.newaxis], y=np.ones(n), sigma=1.0)
+        numbers.append(compile_target(model, backend="interpreted", curvature="none").numbers)
+    assert numbers[0] >= 20**2
+    assert numbers[1] >= 4 * numbers[0]

@@ -55,6 +55,12 @@ def test_what_stays_on_one_side_is_not(build):
     assert kinks(build) == []
 
 
+def test_rounding_is_no_switch():
+    """The squared distance of a point to itself is zero but for rounding, and PyMC clips it."""
+    points = np.random.default_rng(2).uniform(0, 10, (50, 3))
+    assert kinks(lambda x: pm.gp.cov.Matern52(3, ls=pt.exp(x))(points).sum()) == []
+
+
 def test_a_comparison_of_data_is_none():
     data = pt.as_tensor(np.array([1.0, -2.0]))
     assert kinks(lambda x: pt.switch(data > 0, x, -(x**2)).sum()) is None

@@ -25,7 +25,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.tensor.basic import Split
@@ -53,8 +53,15 @@ _FIXED_DRAWS = 32
 # Calling an operation for one draw takes as long as so many numbers of many draws: interpreted four
 # times as long, but a function that takes long is compiled.
 _NUMBERS_PER_OPERATION = 32
+# Steps of a factorisation in the time of one number in all other operations.
+_STEPS_PER_NUMBER = 256
 # Draws that share the calls in a loop, mostly.
 _DRAWS_IN_LOOPS = 16
+
+
+def _is_of_matrices(node: Apply) -> bool:
+    """Whether a node factorises matrices, solves with them, or the like."""
+    return isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot)
 
 
 class _Compiled(Evaluator):
@@ -167,8 +174,7 @@ class Batched(_Compiled):
     def _is_fixed(self) -> bool:
         """Whether all calls take the same number of draws."""
         return self._compiler.on_jax or any(
-            isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot)
-            for node in io_toposort([], [self._graph.checked])
+            _is_of_matrices(node) for node in io_toposort([], [self._graph.checked])
         )
 
     def _build(self, order: int) -> Any:
@@ -237,8 +243,12 @@ class Batched(_Compiled):
         return calls([self._graph.log_density]) if self._has_loops else 0
 
     def numbers(self, data: Data = ()) -> int:
-        """Return the numbers that one draw adds to a call, or that its calls in loops cost."""
-        return max(self._largest(data), self._calls * _NUMBERS_PER_OPERATION // _DRAWS_IN_LOOPS)
+        """Return the numbers that one draw adds to a call, or that its calls in loops cost.
+
+        A factorisation takes n steps for each entry of a matrix of n rows.
+        """
+        in_loops = self._calls * _NUMBERS_PER_OPERATION // _DRAWS_IN_LOOPS
+        return max(self._largest(data), in_loops) + self._rows_of_matrices**3 // _STEPS_PER_NUMBER
 
     def _largest(self, data: Data) -> int:
         """Return the numbers of the largest array that one draw adds to a call, roughly.
@@ -271,9 +281,16 @@ class Batched(_Compiled):
 
     @cached_property
     def _shapes(self) -> set[tuple[int | None, ...]]:
-        """Shapes of what depends on the draws, without their number, the first and unknown."""
+        """Shapes of what depends on the draws, without their number, which comes first."""
+        draws = _FIXED_DRAWS if self._is_fixed else None
         shapes = (getattr(v.type, "shape", ()) for v in self._variables if v.owner)
-        return {shape[1:] for shape in shapes if shape and shape[0] is None}
+        return {shape[1:] for shape in shapes if shape and shape[0] == draws}
+
+    @cached_property
+    def _rows_of_matrices(self) -> int:
+        """Rows of the largest matrix that is factorised, or solved with; 0 where none is."""
+        of = (v.type.shape[-2:] for v in self._variables if v.owner and _is_of_matrices(v.owner))
+        return max((n or self._longest_held for shape in of for n in shape), default=0)
 
 
 class Looped(_Compiled):

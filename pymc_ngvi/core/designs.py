@@ -17,7 +17,9 @@ fourth moments are too small by less, and the scales follow from the measured sh
 
 A few draws in many dimensions cannot have exact second moments. They are as far apart as possible
 instead: orthogonal, and of length sqrt(d), which leaves their fourth moments too small by the
-factor d / (d + 2).
+factor d / (d + 2). From `MANY_DIMENSIONS` on they have the second moments of each coordinate
+instead, as draws in one dimension would: there each part of a log density depends on few
+coordinates, and the noise of functions of one coordinate falls by far the most.
 
 Several independent sets of draws, the replicates, show by their scatter how large the noise is.
 """
@@ -34,28 +36,37 @@ FEWEST_PAIRS = 4
 #: Sobol points are used for at least this many pairs (fewer are no more regular than independent
 #: points), in at most this many dimensions (in more, they are no more regular either).
 SOBOL_PAIRS, SOBOL_DIMENSIONS = 32, 100
-#: From so many dimensions on, few rows are made orthogonal by their products, not by an SVD.
+#: From so many dimensions on, few rows have exact moments in each coordinate instead of being
+#: orthogonal.
 MANY_DIMENSIONS = 1000
 
 
 def orthogonal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     """Draw antithetic pairs (2 pairs, d) with the second moments of the standard normal.
 
-    Fewer pairs than dimensions cannot have these moments: they are orthogonal, of length sqrt(d).
+    Fewer pairs than dimensions cannot have these moments: they are orthogonal, of length sqrt(d),
+    or have those of each coordinate.
     """
-    normal = _normal(pairs, dim, rng)
-    half = np.sqrt(max(pairs, dim)) * _nearest(normal)  # it is uniform as well
+    if _coordinatewise(pairs, dim):
+        half = _stratified(pairs, dim, rng)
+        half /= np.sqrt(np.square(half).mean(axis=0 if pairs > 1 else 1, keepdims=True))
+    else:
+        left, _, right = np.linalg.svd(_normal(pairs, dim, rng), full_matrices=False)
+        half = np.sqrt(max(pairs, dim)) * (left @ right)  # it is uniform as well
     return np.concatenate([half, -half])
 
 
-def _nearest(matrix: Array) -> Array:
-    """Return the nearest matrix (m, d) with orthonormal columns, or rows where they are fewer."""
-    if matrix.shape[1] >= max(MANY_DIMENSIONS, 4 * len(matrix)):
-        # Rows of so many independent numbers are nearly orthogonal: squaring loses nothing.
-        values, vectors = np.linalg.eigh(matrix @ matrix.T)
-        return np.asarray((vectors / np.sqrt(values)) @ vectors.T @ matrix)
-    left, _, right = np.linalg.svd(matrix, full_matrices=False)
-    return np.asarray(left @ right)
+def _coordinatewise(pairs: int, dim: int) -> bool:
+    """Whether so few pairs have exact second moments in each coordinate."""
+    return dim >= MANY_DIMENSIONS and pairs < dim
+
+
+def _stratified(pairs: int, dim: int, rng: np.random.Generator) -> Array:
+    """Draw (m, d) numbers; in each coordinate one is from each m-th part of absolute values."""
+    parts = rng.permuted(np.tile(np.arange(pairs)[:, np.newaxis], dim), axis=0)
+    shares = (parts + rng.random(parts.shape)) / pairs
+    signs = 1 - 2 * rng.integers(2, size=shares.shape)
+    return np.asarray(signs * scipy.special.ndtri((1 + shares) / 2))
 
 
 def _normal(pairs: int, dim: int, rng: np.random.Generator) -> Array:
@@ -76,14 +87,18 @@ def balanced(pairs: int, dim: int, rng: np.random.Generator) -> Array:
     """
     halves = [orthogonal(pairs, dim, rng)[:pairs] for _ in range(2)]
     spread = 2 / max(pairs, dim)
-    if _uses_sobol(pairs, dim):  # their shortfall is smaller, and is measured
+    larger: Array = np.ones(1)
+    if _coordinatewise(pairs, dim):
+        spread = max(0.0, 3 / float(np.mean(np.power(halves, 4))) - 1)
+        larger = np.asarray(1.0 - 2 * rng.integers(2, size=dim), float)  # one in each coordinate
+    elif _uses_sobol(pairs, dim):  # their shortfall is smaller, and is measured
         radii = np.mean([np.square(np.square(half).sum(axis=1)).mean() for half in halves])
         spread = max(0.0, dim * (dim + 2) / float(radii) - 1)
-    larger, smaller = (
+    first, second = (
         np.sqrt(1 + sign * np.sqrt(spread)) * half
-        for sign, half in zip((1, -1), halves, strict=True)
+        for sign, half in zip((larger, -larger), halves, strict=True)
     )
-    half = np.concatenate([larger, smaller])
+    half = np.concatenate([first, second])
     return np.concatenate([half, -half])
 
 
@@ -102,8 +117,15 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
 
     Sets with enough pairs have exact second moments: 8 replicates where they are large, 4 or 2
     where n is just enough for that, or half of it: exact second moments are worth the other half.
-    Fewer draws make 4 replicates, down to a pair each.
+    Fewer draws make 4 replicates, down to a pair each. In many dimensions, where the moments of
+    each coordinate are exact, the smallest are 2 replicates of 2 pairs.
     """
+    if dim >= MANY_DIMENSIONS and n < 8 * dim:
+        if n <= 8:
+            return 2, 2, False
+        # A set's noise hardly falls as it grows, and what it misses of higher moments does.
+        pairs = 2 ** ((max(n // 16, 1).bit_length() + 1) // 2)
+        return max(-(-n // (4 * pairs)), 2), pairs, True
     least = max(dim, FEWEST_PAIRS)
     if n >= 32 * max(least, 2 * SOBOL_PAIRS):
         count = 8
@@ -124,6 +146,8 @@ def replicate_size(n: int, dim: int) -> tuple[int, int, bool]:
 
 def exact_size(dim: int) -> int:
     """Return the fewest rows that :func:`replicates` gives with exact second moments."""
+    if dim >= MANY_DIMENSIONS:
+        return 8
     return 4 * FEWEST_PAIRS if dim <= FEWEST_PAIRS else 8 * dim
 
 
@@ -133,7 +157,7 @@ def is_balanced(n: int, dim: int) -> bool:
     The scatter of replicates does not show where they are not. With few pairs in many dimensions
     it is much larger than what they miss.
     """
-    return replicate_size(n, dim)[2] or dim > FEWEST_PAIRS
+    return replicate_size(n, dim)[2] or FEWEST_PAIRS < dim < MANY_DIMENSIONS
 
 
 def rounded_size(n: int, dim: int) -> int:

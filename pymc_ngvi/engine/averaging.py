@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pymc_ngvi.core import designs
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SquaredError
@@ -41,7 +43,7 @@ def average(budget: Budget, secants: Secants, level: LevelResult, last: int) -> 
     few = problem.first(level.state.q)
     least = max(few.hessians, round(settings.least_averaged * level.size.hessians))
     if not designs.is_balanced(total.hessians, state.q.dim):
-        total, least = Size(0), 2 * few.hessians
+        total, least = Size(0), 2 * max(few.hessians, designs.exact_size(state.q.dim))
     common = budget.draw(few, state.q.dim)
     many = level.size.hessians >= settings.telling_draws
     while True:
@@ -120,6 +122,7 @@ def _is_surprising(
     """Whether a distance matters, and is much more than the errors of new and old draws explain."""
     explained, surprise = own.plus(error), problem.settings.surprise
     beyond = left.nats > surprise * explained.nats
+    surprise *= replace(left, freedom=1).largest_by_chance(problem.settings.judged_components)
     return problem.excess(left) > max(1.0, 0.0 if beyond else surprise * problem.excess(explained))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pymc_ngvi.core import designs
 from pymc_ngvi.core.conditional import Split
 from pymc_ngvi.core.families import Gaussian, standard_normal
 from pymc_ngvi.core.linalg import units
@@ -15,8 +16,8 @@ from pymc_ngvi.engine.nesting import Nesting
 from pymc_ngvi.engine.problem import Problem
 from pymc_ngvi.errors import DomainError, NonFiniteError
 
-#: Draws of Hessians to either side.
-DRAWS = 16
+#: Draws of Hessians to either side; in many dimensions fewer, as the sum over components shows it.
+DRAWS, DRAWS_IN_MANY = 16, 4
 #: Components, at most, that are tried.
 MOST_TRIED = 4
 #: Nats by which the rest is no Gaussian, with components held in the middle: where one component
@@ -45,7 +46,10 @@ def curvature_changes(
         Each holds one component.
     rng : numpy.random.Generator
     """
-    z = standard_normal(DRAWS, q.dim, rng, antithetic=True)
+    if q.dim >= designs.MANY_DIMENSIONS:
+        z = designs.orthogonal(DRAWS_IN_MANY // 2, q.dim, rng)
+    else:
+        z = standard_normal(DRAWS, q.dim, rng, antithetic=True)
     draws, scale = q.unwhiten(z), q.diagonal(q.precision)
     found = []
     for split in candidates:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.estimators import Estimate, Slope
 from pymc_ngvi.core.families import Gaussian, Natural
@@ -30,12 +31,16 @@ class SquaredError:
         Bregman distance.
     freedom : float
         Degrees of freedom with which each number was estimated.
+    hubs : array of int, optional
+        Components that are connected with many others, where they are known: what their noise is
+        has little to do with that of the others.
     """
 
     mean: Array
     log_sd: Array
     nats: float
     freedom: float = np.inf
+    hubs: NDArray[np.int64] | None = None
 
     def plus(self, other: SquaredError) -> SquaredError:
         """Squared error of the difference of two that are independent."""
@@ -44,6 +49,7 @@ class SquaredError:
             self.log_sd + other.log_sd,
             self.nats + other.nats,
             freedom=min(self.freedom, other.freedom),
+            hubs=self.hubs,
         )
 
     def averaged(self, other: SquaredError, share: float) -> SquaredError:
@@ -53,6 +59,7 @@ class SquaredError:
             (1 - share) ** 2 * self.log_sd + share**2 * other.log_sd,
             (1 - share) ** 2 * self.nats + share**2 * other.nats,
             freedom=other.freedom,
+            hubs=self.hubs,
         )
 
     def excess(self, accuracy: float, settings: Settings = DEFAULTS) -> float:
@@ -61,22 +68,24 @@ class SquaredError:
         The standard error allowed is such that nine errors in ten are within the accuracy: the
         accuracy over a quantile of Student's t, as the error itself is an estimate. A few
         replicates say little about one component, and the largest of many such estimates is far
-        too large, so each is shrunk towards their mean.
+        too large, so each is shrunk towards their mean: that of the hubs, or of the others.
         """
-        dim = len(self.mean)
-        shared = (
-            min(settings.shared_freedom, self.freedom * (dim - 1))
-            if np.isfinite(self.freedom)
-            else 0
-        )
+        squares = np.array([self.mean, self.log_sd])
+        kinds, dim = [squares], len(self.mean)
+        if self.hubs is not None and 0 < len(self.hubs) < dim:
+            kinds = [squares[:, self.hubs], np.delete(squares, self.hubs, axis=1)]
+        worst = max(self._worst(kind, settings) for kind in kinds)
+        return max(worst, self.nats / dim) / accuracy**2
+
+    def _worst(self, squares: Array, settings: Settings) -> float:
+        """Largest of squared errors (2, k), as the squared accuracy that would allow it."""
+        shared = 0.0
+        if np.isfinite(self.freedom):
+            shared = min(settings.shared_freedom, self.freedom * (squares.shape[1] - 1))
         freedom = self.freedom + shared
         weight = shared / freedom
-        allowed = (accuracy / float(scipy.special.stdtrit(freedom, settings.confidence))) ** 2
-        worst = max(
-            float(((1 - weight) * squares + weight * squares.mean()).max())
-            for squares in (self.mean, self.log_sd)
-        )
-        return max(worst / allowed, self.nats / (accuracy**2 * dim))
+        shrunk = (1 - weight) * squares + weight * squares.mean(axis=1, keepdims=True)
+        return float(shrunk.max()) * float(scipy.special.stdtrit(freedom, settings.confidence)) ** 2
 
     def largest_by_chance(self, components: int) -> float:
         """How much larger than of so many components the largest is of all, where all are equal.
@@ -117,7 +126,9 @@ class SplitError:
             sum_ = getattr(gradients, name) + getattr(hessians, name) + ours * mine
             return np.maximum(sum_ + theirs * others, 0.0)
 
-        whole = SquaredError(both("mean"), both("log_sd"), float(both("nats")), gradients.freedom)
+        whole = replace(
+            gradients, mean=both("mean"), log_sd=both("log_sd"), nats=float(both("nats"))
+        )
         return SplitError(whole, gradients, hessians)
 
     def _product(self, name: str) -> Any:
@@ -128,7 +139,7 @@ class SplitError:
 
 def squared_displacement(q: Gaussian, direction: Natural) -> SquaredError:
     """Squared distance by which a direction moves q; see :meth:`.Gaussian.displacement`."""
-    return SquaredError(*q.displacement(direction))
+    return SquaredError(*q.displacement(direction), hubs=q.hubs())
 
 
 def scatter(
@@ -216,6 +227,7 @@ class Evaluated:
             np.sum([move.log_sd for move in moves], axis=0),
             sum(move.nats for move in moves),
             freedom=self.freedom,
+            hubs=self.q.hubs(),
         )
 
     def distance(self, secants: Secants) -> SquaredError:

@@ -9,11 +9,13 @@ from typing import TypeAlias
 import numpy as np
 
 from pymc_ngvi.core.algorithm import Info, State
+from pymc_ngvi.core.families import Gaussian
 from pymc_ngvi.core.guards import Mixed
 from pymc_ngvi.engine.evaluated import Evaluated, SplitError, SquaredError
 from pymc_ngvi.engine.flatness import FlatDirection, find_flat_direction
 from pymc_ngvi.engine.problem import Budget, Draws, Problem, Size
 from pymc_ngvi.engine.secants import Secants
+from pymc_ngvi.engine.settings import Settings
 from pymc_ngvi.engine.steps import Rule, Step, advance, climb, finite_start, settled
 from pymc_ngvi.errors import NonFiniteError
 
@@ -89,7 +91,9 @@ def level(
         state, here = finite_start(budget, state, draws)
     else:
         here, draws = near
+    spent = budget.evaluations
     here = budget.lead(here, draws)
+    looked, looked_at = budget.evaluations > spent, here.q
     if budget.leaders is not None:
         secants.clear()
     step_size, least = 1.0, np.inf
@@ -100,7 +104,15 @@ def level(
         return there.asked.nats < least or there.ascends(here, settings.rounding)
 
     steps = 0
-    while _goes_on(problem, here, secants, steps, least_steps):
+    while True:
+        if not _goes_on(problem, here, secants, steps, least_steps):
+            if budget.leaders is not None or not _may_lead(here, looked_at, settings):
+                break
+            here, least = budget.lead(here, draws), np.inf
+            if budget.leaders is None:
+                break
+            secants.clear()
+            continue
         least = min(least, here.asked.nats)
         rule = Rule(settings.shortest_step, problem.longest_step(here.q), helps)
         step = _extrapolate(budget, secants, here, draws, rule)
@@ -123,7 +135,13 @@ def level(
         if budget.leaders is None:
             secants.add((before.q, before.estimate), (here.q, here.estimate))
         step_size = min(1.0, 2 * info.step_size)
-        if budget.leaders is not None and budget.leaders.is_far_from(
+        slow = here.asked.nats > settings.slow * before.asked.nats and here.q.hubs() is not None
+        if budget.leaders is None and slow and not looked:
+            here, looked = budget.lead(here, draws, slow=True), True
+            if budget.leaders is not None:
+                secants.clear()
+                least = np.inf
+        elif budget.leaders is not None and budget.leaders.is_far_from(
             here.q, settings.far_from_leaders
         ):
             here, least = budget.lead(here, draws), np.inf
@@ -132,6 +150,16 @@ def level(
     amplification = error.nats / of_step if of_step else 1.0
     parts = here.error_of_parts(secants)
     return LevelResult(budget.counted(state), error, True, size, parts, amplification)
+
+
+def _may_lead(here: Evaluated, looked_at: Gaussian, settings: Settings) -> bool:
+    """Whether most noise is that of a hub that was looked at from afar, and may lead."""
+    hubs, q = here.q.hubs(), here.q
+    if hubs is None:
+        return False
+    noisiest = int(np.argmax(here.error_of_draws(Secants(settings)).mean))
+    way = (q.mean[noisiest] - looked_at.mean[noisiest]) / np.sqrt(q.variance[noisiest])
+    return noisiest in hubs and bool(abs(way) > settings.far_from_leaders)
 
 
 def _goes_on(

@@ -351,8 +351,11 @@ class Budget:
         noise = (of_gradients, of_hessians)
         return Evaluated(q, estimate, noise, freedom, asked, plain, (raw, alone), behind)
 
-    def lead(self, here: Evaluated, draws: Draws) -> Evaluated:
-        """Look for leaders at a member, or measure those that are known; return what it now is."""
+    def lead(self, here: Evaluated, draws: Draws, *, slow: bool = False) -> Evaluated:
+        """Look for leaders at a member, or measure those that are known; return what it now is.
+
+        They are looked for where there is noise that may be theirs, or where steps are `slow`.
+        """
         problem, settings, q = self.problem, self.problem.settings, here.q
         led = q.dim >= settings.least_led and not (problem.constrained or q.factorised)
         if not (led and problem.takes_gradients):
@@ -361,7 +364,7 @@ class Budget:
             components = self.leaders.components
         else:
             error = here.error_of_draws(Secants(settings))
-            if problem.excess(error) <= 1:
+            if problem.excess(error) <= 1 and not slow:
                 return here
             components = self._leading(q, leaders.candidates(q, error, settings))
         self.leaders = self._measure(q, components, self.probe(q))

@@ -101,6 +101,8 @@ class Settings:
     least_following: float = 0.5
     #: The same of a component that is known to be connected with many others.
     least_following_of_hubs: float = 0.25
+    #: They are looked for where a step leaves more than this part of the nats it was to remove.
+    slow: float = 0.2
     #: A smaller part of its curvature that is left counts as this much.
     least_ratio: float = 0.005
     #: Standard deviations after which they are measured again, and from which on the precision

@@ -177,6 +177,7 @@ def _rise(
     point may do so at another: far from the optimum they are tried again, after twice as many steps
     by the draws each time that they do not.
     """
+    begun = state
     if at_points:
         state, flat = yield from _rise_by_points(budget, state, draws, widenings)
         if flat is not None:
@@ -188,8 +189,10 @@ def _rise(
 
     rule = Rule(settings.shortest_warm_up_step, np.inf, helps, by_elbo=True)
     none = Secants(settings)  # far from the solution past steps would mislead
+    # Where steps at a point did not help, one by the draws may well be too long, too.
+    wary = at_points and state is begun
     state, here = finite_start(budget, state, draws)
-    step_size, forced, wary = 1.0, True, False
+    step_size, growth, forced = 1.0, 2.0, True
     steps, patience = 0, 1
     least = settings.least_gain * state.q.dim
     while not settled(problem, here, none):
@@ -204,7 +207,9 @@ def _rise(
         yield state, info
         before, here = here, step.there
         wary = info.step_size < step_size
-        step_size, forced = min(1.0, 2 * info.step_size), False
+        # One short step is not to be followed by many.
+        growth = 2.0 if wary or info.step_size == 1 else growth**2
+        step_size, forced = min(1.0, growth * info.step_size), False
         gain = here.estimate.elbo - before.estimate.elbo
         if widenings.add(before.q, here, gain):
             return widenings.flat, None
@@ -221,6 +226,6 @@ def _rise(
                 patience *= 2
             else:
                 state, here = finite_start(budget, state, draws)
-                step_size, wary, patience = 1.0, False, 1
+                step_size, growth, wary, patience = 1.0, 2.0, False, 1
             steps = 0
     return None, (here, draws)

@@ -5,6 +5,7 @@ import pytest
 
 from pymc_ngvi.core import designs
 
+MANY = designs.MANY_DIMENSIONS
 SHAPES = [(1, 4), (3, 4), (4, 4), (5, 20), (12, 12)]
 
 
@@ -90,6 +91,58 @@ def test_sets_with_exact_second_moments_are_balanced_unless_they_say_so(dim):
         _, pairs, balanced = designs.replicate_size(n, dim)
         assert balanced or pairs < dim or not designs.is_balanced(n, dim)
     assert designs.is_balanced(2 * 4 * designs.FEWEST_PAIRS, dim)
+
+
+@pytest.mark.parametrize("draw", [designs.orthogonal, designs.balanced])
+@pytest.mark.parametrize("pairs", [2, 4, 16])
+def test_in_many_dimensions_second_moments_of_each_coordinate_are_exact(pairs, draw):
+    z = draw(pairs, MANY, np.random.default_rng(pairs))
+    np.testing.assert_allclose(np.square(z).mean(axis=0), 1.0, rtol=1e-12)
+    np.testing.assert_array_equal(z[: len(z) // 2], -z[len(z) // 2 :])
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 16])
+def test_balanced_moments_in_many_dimensions_are_right_on_average(pairs):
+    """Of one coordinate, and of two of them."""
+    rng = np.random.default_rng(pairs)
+    first, second = np.split(designs.balanced(pairs, 40 * MANY, rng), 2, axis=1)
+    for values, expected in (
+        (first**4, 3.0),
+        (first**2 * second**2, 1.0),
+        (first * second, 0.0),
+        (first**3 * second, 0.0),
+    ):
+        of_pairs = values.mean(axis=0)
+        error = of_pairs.std() / np.sqrt(len(of_pairs))
+        assert abs(of_pairs.mean() - expected) < 4 * error + 1e-12
+
+
+@pytest.mark.parametrize("n", [16, 64, 256])
+def test_functions_of_one_coordinate_have_little_noise_in_many_dimensions(n):
+    """Less than a fifth of that of independent pairs; what is missed is less than what is left."""
+    z = designs.replicates(n, 20 * MANY, np.random.default_rng(n))
+    means = np.mean([np.exp(0.5 * replicate).mean(axis=0) for replicate in z], axis=0)
+    missed, noise = abs(means.mean() - np.exp(0.125)), means.std()
+    assert noise < np.sqrt((np.cosh(0.25) - 1) * np.exp(0.25) / n) / 5
+    assert missed < noise / 2
+
+
+def test_scatter_of_replicates_tells_their_noise_in_many_dimensions():
+    z = np.array(designs.replicates(64, 20 * MANY, np.random.default_rng(5)))
+    means = np.exp(0.5 * z).mean(axis=1)
+    measured = np.sqrt(np.square(means.std(axis=0, ddof=1)).mean() / len(z))
+    assert measured == pytest.approx(means.mean(axis=0).std(), rel=0.05)
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 16, 60, 64, 200, 1000, 3000])
+def test_sizes_in_many_dimensions(n):
+    z = designs.replicates(n, MANY, np.random.default_rng(0))
+    size = sum(map(len, z))
+    assert len(z) >= 2
+    assert len({replicate.shape for replicate in z}) == 1
+    assert size == designs.rounded_size(n, MANY) == designs.rounded_size(size, MANY)
+    assert max(n, 8) <= size < n + max(8, len(z[0]))
+    assert designs.is_balanced(size, MANY) == (size > designs.exact_size(MANY))
 
 
 @pytest.mark.parametrize("dim", [1, 4, 5, 8, 20])

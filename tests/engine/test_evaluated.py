@@ -74,6 +74,18 @@ def test_few_draws_plan_no_more_gradients_than_have_exact_second_moments():
     assert problem.planned(error, of_gradients(error), Size(exact), MANY).gradients > exact
 
 
+def test_hubs_are_judged_by_the_noise_of_hubs():
+    """Few noisy components do not vanish among many quiet ones, nor make these look noisy."""
+    squares, hubs = np.full(1000, 1e-6), np.array([998, 999])
+    squares[hubs] = 4e-4
+    error = SquaredError(squares, squares, 0.0, freedom=1)
+    assert error.excess(0.02) < 1 < replace(error, hubs=hubs).excess(0.02)
+    alone = SquaredError(squares[hubs], squares[hubs], 0.0, freedom=1)
+    assert replace(error, hubs=hubs).excess(0.02) == pytest.approx(alone.excess(0.02))
+    assert error.plus(error).hubs is None
+    assert replace(error, hubs=hubs).averaged(error, 0.5).hubs is hubs
+
+
 def scaled(error, mean, log_sd):
     return replace(error, mean=mean * error.mean, log_sd=log_sd * error.log_sd, nats=0.0)
 

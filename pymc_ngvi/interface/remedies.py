@@ -34,7 +34,7 @@ JUDGED_EARLY = 800
 #: Numbers that one evaluation may go through where thousands are to be tried by themselves: with
 #: its Hessian for nested fits, of the log density for matched draws. Either takes half a minute at
 #: most.
-MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**17, 2**13
+MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**16, 2**13
 #: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
 LEAST_GAIN = 0.05
 #: Where a fit has ended for one of these reasons, there is nothing to improve.

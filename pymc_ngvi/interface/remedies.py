@@ -31,10 +31,10 @@ FIRST_ACCURACY, FIRST_EVALUATIONS = 0.1, 2000
 #: Where one Gaussian may not be the end, the fit is judged when it has cost so much; that is about
 #: what a regression costs in all.
 JUDGED_EARLY = 800
-#: Numbers that one evaluation may go through where thousands are to be tried by themselves: with
-#: its Hessian for nested fits, of the log density for matched draws. Either takes half a minute at
-#: most.
-MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED = 2**16, 2**13
+#: Numbers that the log density of one draw may go through where what takes thousands of draws is to
+#: be tried by itself, and those that its Hessian may: nested fits then take half a minute at most,
+#: as matched draws do.
+MOST_NUMBERS_NESTED, MOST_NUMBERS_MATCHED, MOST_NUMBERS_OF_HESSIANS = 2**14, 2**13, 2**18
 #: A nested fit has to raise the ELBO by so many nats, to be better than one Gaussian.
 LEAST_GAIN = 0.05
 #: Where a fit has ended for one of these reasons, there is nothing to improve.
@@ -57,8 +57,9 @@ def when_to_pause(prepared: Prepared) -> int | None:
 def _nests_by_itself(prepared: Prepared) -> bool:
     """Whether nested fits are tried where nobody named variables: not where they take minutes."""
     options, target = prepared.options, prepared.target
-    numbers = target.numbers * target.hessian_price / target.price
-    return options.may_nest and (options.nested == "auto" or numbers <= MOST_NUMBERS_NESTED)
+    of_hessian = target.numbers * target.hessian_price / target.price
+    quick = target.numbers <= MOST_NUMBERS_NESTED and of_hessian <= MOST_NUMBERS_OF_HESSIANS
+    return options.may_nest and (options.nested == "auto" or quick)
 
 
 def _matches_by_itself(prepared: Prepared) -> bool:

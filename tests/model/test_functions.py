@@ -43,7 +43,7 @@ def test_a_loop_costs_its_steps():
         omega, vol = pm.HalfNormal("omega"), pm.HalfNormal("vol")
         pm.GARCH11("y", omega=omega, alpha_1=0.3, beta_1=0.5, initial_vol=vol, observed=y)
     target = compile_target(model, backend="interpreted")
-    assert target.numbers * target.hessian_price > MOST_NUMBERS_NESTED
+    assert target.numbers > MOST_NUMBERS_NESTED
 
 
 def test_a_factorisation_costs_its_matrix():

@@ -289,8 +289,9 @@ class Batched(_Compiled):
     @cached_property
     def _rows_of_matrices(self) -> int:
         """Rows of the largest matrix that is factorised, or solved with; 0 where none is."""
-        of = (v.type.shape[-2:] for v in self._variables if v.owner and _is_of_matrices(v.owner))
-        return max((n or self._longest_held for shape in of for n in shape), default=0)
+        nodes = [v.owner for v in self._variables if v.owner and _is_of_matrices(v.owner)]
+        sizes = [node.inputs[0].type.shape[-1] for node in nodes if node.inputs[0].type.ndim]
+        return max((size or self._longest_held for size in sizes), default=0)
 
 
 class Looped(_Compiled):

@@ -88,7 +88,8 @@ class StateMaker:
     def _hessian(self, point: Array) -> Array | None:
         """Hessian at a point, or its diagonal, as the family takes it; None where it costs much."""
         curvature = self.parts.family.curvature
-        if self.has_hessians:
+        # At the start they may have proved to be of no use.
+        if self.has_hessians and self.target.hessian_route != "none":
             evaluation = self.target.evaluate(point[np.newaxis], curvature)
             assert evaluation.hessian is not None
             return evaluation.hessian[0]
@@ -169,6 +170,7 @@ def prepare(
     states = _first_states(maker, options)
     states += [maker.at(start) for start in starts[1:]]
     states += maker.elsewhere(options.n_starts - len(states))
+    has_hessians = has_hessians and target.hessian_route != "none"
     if not has_hessians and _asks_for_hessians(parts, target, states[0]):
         stein = Stein(antithetic=getattr(parts.estimator, "antithetic", True))
         parts = dataclasses.replace(parts, estimator=stein)

@@ -130,6 +130,26 @@ class Functions:
                 break
         return self.route
 
+    def require_finite_hessians(self, x: Array, data: Data) -> None:
+        """Do without Hessians where none is finite, at x (d,) or around it.
+
+        Warns
+        -----
+        HessianFallbackWarning
+            Where there is no finite one.
+        """
+        if self.route is None or self.route.name == "none" or self.route.verified:
+            return
+        for point in (x, *_points_around(x)):
+            with np.errstate(all="ignore"):
+                hessian = self.evaluate(point[np.newaxis], "diagonal", data).hessian
+            assert hessian is not None
+            if np.isfinite(hessian).all():
+                return
+        kind = next(kind for kind in _KINDS if kind.name == self.route.name)
+        self.route = Route("none")
+        _tell(kind, "it is not finite at the start", last=True)
+
     def _evaluator(self, kind: type[Evaluator]) -> Evaluator:
         if kind.name not in self._evaluators:
             self._evaluators[kind.name] = kind(self.graph, self.compiler)
@@ -234,9 +254,9 @@ class Functions:
         return self._use(self._evaluator(Looped), reason)
 
 
-def _tell(kind: type[Evaluator], reason: str) -> None:
+def _tell(kind: type[Evaluator], reason: str, *, last: bool = False) -> None:
     """Warn of Hessians that are not available in this way, and say what follows."""
-    following = "one draw at a time" if kind is Batched else "gradients only"
+    following = "one draw at a time" if kind is Batched and not last else "gradients only"
     warn(
         f"the Hessian of {kind.description} is not available for this model "
         f"({reason}); falling back on {following}",

@@ -314,6 +314,7 @@ class ModelTarget(Target):
         # The Hessian could not be verified at an initial point where it is not finite.
         if self._richest_curvature == "full" and not self._ensure_hessian().verified:
             self._functions.find_hessian(x, self._draw_rows())
+            self._functions.require_finite_hessians(x, self._draw_rows())
 
     def _evaluate_simplified(self, x: Array) -> Evaluation | None:
         """Evaluate a simplified graph at x (d,), and keep it if all is finite; tried once."""

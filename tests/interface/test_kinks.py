@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import EstimatorChanged, UnreliableFit
+from pymc_ngvi.model.hessian import HessianFallbackWarning
 from tests.conftest import fit
 
 # Each with few data, so that the kinks matter.
@@ -189,3 +190,15 @@ def test_where_a_density_ends_is_named():
         approx = fit(model)
     assert approx.report.verdict.beyond_support
     assert not any("flat" in note for note in approx.report.notes)
+
+
+def test_where_no_hessian_is_finite_the_fit_goes_by_gradients():
+    """A power of what is cut off at zero has no second derivative there, but a first one."""
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=2)
+        pm.Potential("cut", (pt.maximum(0.0, -1 - x**2) ** 1.5).sum())
+    message = r"not finite at the start.*gradients only"
+    with pytest.warns(HessianFallbackWarning, match=message):
+        approx = fit(model)
+    assert approx.report.estimator == "stein"
+    np.testing.assert_allclose(approx.gaussian.variance, 1.0, rtol=0.05)

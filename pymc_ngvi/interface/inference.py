@@ -211,7 +211,7 @@ class NGVI(Inference):
             stopwatch = copy.deepcopy(self._stopwatch)  # each fit has its own
             with stopwatch.timed("build"):
                 prepared = prepare(self._target, first, starts, rng, stopwatch)
-            stack.enter_context(suitable_threads(self._target))
+            stack.enter_context(suitable_threads(self._target, prepared.states[0].q))
             if n and first.may_recentre and "approx" not in vars(self):
                 bar.stage("centring")
                 with stopwatch.timed("fit"):
@@ -254,7 +254,7 @@ class NGVI(Inference):
             )
         n = check_count("n", n)
         bar = ProgressBar(n, enabled=progressbar, theme=progressbar_theme)
-        with bar, suitable_threads(self._target):
+        with bar, suitable_threads(self._target, self._fit.state.q):
             self._fit.refine(n, bar)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:

@@ -33,8 +33,8 @@ def notes_of_engine(engine: Engine, label: Callable[[int], str], *, ends: bool) 
         improper = "a few batches do not show that the posterior is proper along {}: take larger"
         improper += " batches, of as many rows as parameters, or give a proper prior"
     flat = "the log density is flat along {}, as far as the fit came: give a proper prior"
-    for direction, what in ((engine.improper, improper), (engine.flat, flat)):
-        if direction is not None and not ends:
+    for direction, what in ((engine.improper, improper), (None if ends else engine.flat, flat)):
+        if direction is not None:
             components = ", ".join(map(label, direction.components[:5]))
             notes.append(Note(what.format(components), UnreliableFit))
     return notes
